@@ -1,0 +1,54 @@
+"""parspec: faster language-model inference by sequential Monte Carlo speculative decoding."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from parspec._version import __version__
+from parspec.errors import (
+    DownloadError,
+    InvalidRequestError,
+    ModelError,
+    OutOfMemoryError,
+    ParspecError,
+)
+
+if TYPE_CHECKING:
+    from parspec.engine.outputs import Metrics, Posterior, PosteriorParticle, RequestOutput
+    from parspec.llm import LLM, Chunk
+    from parspec.sampling.params import SamplingParams
+    from parspec.sampling.potentials import Prefix
+
+# Loaded on first use: importing torch and transformers takes seconds that `parspec --help` need not spend.
+_LAZY = {
+    "LLM": "parspec.llm",
+    "Chunk": "parspec.llm",
+    "Metrics": "parspec.engine.outputs",
+    "Posterior": "parspec.engine.outputs",
+    "PosteriorParticle": "parspec.engine.outputs",
+    "RequestOutput": "parspec.engine.outputs",
+    "SamplingParams": "parspec.sampling.params",
+    "Prefix": "parspec.sampling.potentials",
+}
+
+__all__ = [
+    "LLM",
+    "Chunk",
+    "DownloadError",
+    "InvalidRequestError",
+    "Metrics",
+    "ModelError",
+    "OutOfMemoryError",
+    "ParspecError",
+    "Posterior",
+    "PosteriorParticle",
+    "Prefix",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,229 @@
+"""SMC speculative decoding: draft, score, weigh, cut, resample, bonus, commit (arXiv 2604.15672).
+
+The draft proposes K tokens for each of N particles, the target scores them all in one pass, and the population is
+reweighted and resampled instead of rejected at the first mismatch. docs/method.md derives each step.
+"""
+
+import torch
+from torch import Tensor
+
+from parspec.decoding.population import Population
+from parspec.decoding.task import CycleReport, Decoding, Outcome, Task
+from parspec.errors import ParspecError
+from parspec.models.interface import Forward
+from parspec.sampling.potentials import Prefix, evaluate
+from parspec.sampling.processors import power, sample
+from parspec.smc.cut import Cut, choose_cut
+from parspec.smc.diagnostics import interval
+from parspec.smc.genealogy import compose
+from parspec.smc.resampling import multinomial
+from parspec.smc.weights import log_mean_exp
+
+
+def smc(task: Task) -> Decoding:
+    """Run a population of ``num_particles`` until all of them have finished.
+
+    Args:
+        task: The request, with a draft.
+
+    Yields:
+        The forward passes it needs.
+
+    Returns:
+        The whole population with its weights, and the particle selected as the answer.
+    """
+    method, draft, draft_cache, target_cache = task.method, task.draft, task.draft_cache, task.target_cache
+    assert draft is not None
+    assert draft_cache is not None
+    device, prompt_length = task.prompt.device, len(task.prompt)
+    alpha = task.sampling.power
+    population = Population(method.rows, task.max_tokens, method.resampling, task.host_generator)
+
+    # Start: every particle draws its own first token from the target.
+    logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
+    yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
+    log_p = task.log_probs(logits[:, -1]).expand(method.rows, -1)
+    _draw_bonus(task, population, log_p, population.active)
+    _finish_cycle(task, population, [], CycleReport([], 1))
+
+    while len(active := population.active):
+        length, num_active = population.length, len(active)
+        num_drafted = min(
+            method.num_draft_tokens, task.max_tokens - length - 1, task.draft_room(length)
+        )
+
+        # Draft: K tokens a particle, with the log-probability each was drawn with.
+        block: list[Tensor] = []
+        block_log_q: list[Tensor] = []
+        known = draft_cache.length - prompt_length
+        pending = population.tokens[:num_active, known:length].to(device)
+        last = population.tokens[:num_active, length - 1 : length].to(device)
+        for _ in range(num_drafted):
+            logits = yield Forward(draft, draft_cache, pending, 1)
+            log_q = task.log_probs(logits[:, -1])
+            token = sample(log_q, task.generator)[:, None]
+            block.append(token)
+            block_log_q.append(log_q.gather(-1, token))
+            pending = token
+
+        # Score: one pass of the target over the last token and the block.
+        tokens = torch.cat([last, *block], dim=1)
+        logits = yield Forward(task.target, target_cache, tokens, num_drafted + 1)
+        log_p = task.log_probs(logits)
+
+        # Weigh. Positions behind a particle's own end, and finished particles, contribute nothing.
+        drafted = tokens[:, 1:]
+        increments = alpha * log_p[:, :num_drafted].gather(-1, drafted[..., None])[..., 0]
+        if num_drafted:
+            increments = increments - torch.cat(block_log_q, dim=1)
+        drafted, increments = drafted.cpu(), increments.cpu().double()
+        ends = task.stop.first_end(drafted, lambda rows=active: population.histories(rows))  # type: ignore[misc]
+        increments[torch.arange(1, num_drafted + 1) > ends[:, None]] = 0.0
+        all_increments = increments.new_zeros(method.rows, num_drafted)
+        all_increments[:num_active] = increments
+
+        # Cut, then keep what lies before it.
+        cut = choose_cut(population.log_weights, all_increments, method.cut_threshold)
+        if task.sampling.potentials:
+            cut = _weigh_potentials(task, population, drafted, ends, all_increments, cut)
+        population.apply_cut(cut)
+        population.extend(active, drafted[:, : cut.position], ends)
+        for cache in (target_cache, draft_cache):
+            cache.truncate(prompt_length + length + cut.position)
+
+        # Resample.
+        moves: list[Tensor] = []
+        ess = population.ess()
+        if resampled := ess < method.resample_threshold * method.rows:
+            moves.append(population.resample())
+
+        # Bonus: one more token from the target's row at the cut, for every unfinished particle.
+        active = population.active
+        if len(active):
+            ancestors = moves[0][active] if moves else active
+            _draw_bonus(task, population, log_p[ancestors.to(device), cut.position], active)
+        advanced = cut.position + (1 if len(active) else 0)
+        report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled)
+        _finish_cycle(task, population, moves, report)
+
+    if task.sampling.potentials:
+        _settle_potentials(task, population)
+    population.intervals.append(interval(population.length, population.log_weights))
+    particles = population.particles()
+    weights = torch.tensor([particle.weight for particle in particles], dtype=torch.float64)
+    best = method.select == "best"
+    chosen = weights.argmax() if best else multinomial(weights, 1, task.host_generator)[0]
+    return Outcome(
+        particles,
+        int(chosen),
+        population.log_evidence + float(log_mean_exp(population.log_weights)),
+        population.intervals,
+        population.unique_ancestors(),
+    )
+
+
+def _draw_bonus(task: Task, population: Population, log_p: Tensor, rows: Tensor) -> None:
+    """Draw one token per unfinished particle from p^alpha / Z and add log Z to its weight.
+
+    Args:
+        task: The request.
+        population: Extended in place.
+        log_p: ``[R, V]`` the target's log-probabilities at each particle's end.
+        rows: ``[R]`` indices of the unfinished particles.
+    """
+    log_p, log_z = power(log_p, task.sampling.power)
+    bonus = sample(log_p, task.generator)[:, None].cpu()
+    population.log_weights[rows] += log_z.cpu().double()
+    ends = task.stop.first_end(bonus, lambda: population.histories(rows))
+    population.extend(rows, bonus, ends)
+
+
+def _finish_cycle(task: Task, population: Population, moves: list[Tensor], report: CycleReport) -> None:
+    """Commit what has become final, bring the caches in line with the population, and report.
+
+    Args:
+        task: The request.
+        population: Its tokens and weights are those of the cycle's end.
+        moves: Ancestor maps the population has been through since the caches were last in line.
+        report: The cycle's report, less the tokens that became final.
+    """
+    final, ancestors = population.commit(task.method.max_open_tokens)
+    if ancestors is not None:
+        moves.append(ancestors)
+    order = population.put_active_first()
+    if order is not None:
+        moves.append(order)
+    assert task.draft_cache is not None
+    for cache in (task.target_cache, task.draft_cache):
+        if moves:
+            total = moves[0]
+            for move in moves[1:]:
+                total = compose(total, move)
+            cache.gather(total.to(task.prompt.device))
+        cache.commit(len(task.prompt) + population.final_length)
+    task.report(
+        CycleReport(
+            final,
+            report.advanced,
+            report.drafted,
+            report.kept,
+            report.ess,
+            report.resampled or ancestors is not None,
+        )
+    )
+
+
+def _prefixes(task: Task, population: Population, drafted: Tensor | None, ends: Tensor | None, kept: int) -> list[Prefix]:
+    """The population's prefixes, the unfinished ones continued by their first ``kept`` drafted tokens."""
+    finished = population.finished.tolist()
+    prefixes = []
+    for i, length in enumerate(population.lengths.tolist()):
+        ids = population.tokens[i, :length].tolist()
+        ended = finished[i]
+        if drafted is not None and ends is not None and i < len(drafted):
+            ids += drafted[i, : min(kept, int(ends[i]))].tolist()
+            ended = int(ends[i]) <= kept
+        prefixes.append(Prefix(ids, task.decode(ids), ended))
+    return prefixes
+
+
+def _weigh_potentials(
+    task: Task, population: Population, drafted: Tensor, ends: Tensor, increments: Tensor, cut: Cut
+) -> Cut:
+    """Add the potentials' change since the last cycle to the weights at the cut.
+
+    If the potentials rule out every particle, the cut is moved forward until one is left.
+
+    Raises:
+        ParspecError: No particle is left even before the block.
+    """
+    position = cut.position
+    while True:
+        log_potentials = evaluate(
+            task.sampling.potentials, _prefixes(task, population, drafted, ends, position)
+        )
+        log_weights = population.log_weights + increments[:, :position].sum(1)
+        log_weights = _change_potential(log_weights, population.log_potentials, log_potentials)
+        if torch.isfinite(log_weights).any():
+            population.log_potentials = log_potentials
+            return Cut(position, log_weights)
+        if position == 0:
+            raise ParspecError(
+                "every particle has potential 0: raise num_particles, or use a potential that is positive "
+                "on some continuation of the prompt"
+            )
+        position //= 2
+
+
+def _settle_potentials(task: Task, population: Population) -> None:
+    """Bring the weights of the finished sequences up to the potentials of the whole sequences."""
+    log_potentials = evaluate(task.sampling.potentials, _prefixes(task, population, None, None, 0))
+    log_weights = _change_potential(population.log_weights, population.log_potentials, log_potentials)
+    if not torch.isfinite(log_weights).any():
+        raise ParspecError("every finished particle has potential 0: raise num_particles or max_tokens")
+    population.log_weights, population.log_potentials = log_weights, log_potentials
+
+
+def _change_potential(log_weights: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Weights after the potentials changed; a particle of weight 0 stays at 0 (no inf - inf)."""
+    return torch.where(log_weights == -torch.inf, log_weights, log_weights + after - before)

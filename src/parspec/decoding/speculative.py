@@ -1,0 +1,74 @@
+"""Lossless speculative decoding: the draft proposes chains, rejection keeps the target's distribution exactly."""
+
+import torch
+from torch import Tensor
+
+from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task
+from parspec.decoding.verification import verify
+from parspec.models.interface import Forward
+from parspec.sampling.processors import sample
+
+
+def speculative(task: Task) -> Decoding:
+    """Draft ``num_particles`` independent chains of ``num_draft_tokens`` a cycle and keep what rejection accepts.
+
+    Args:
+        task: The request, with a draft.
+
+    Yields:
+        The forward passes it needs.
+
+    Returns:
+        A single particle of weight 1.
+    """
+    draft, draft_cache, target_cache = task.draft, task.draft_cache, task.target_cache
+    assert draft is not None
+    assert draft_cache is not None
+    num_chains, prompt_length = task.method.rows, len(task.prompt)
+    device = task.prompt.device
+
+    logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
+    yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
+    tokens: list[int] = []
+    block = [int(sample(task.log_probs(logits[:, -1]), task.generator))]
+    drafted = accepted = 0
+    while True:
+        end = int(task.stop.first_end(torch.tensor([block]), lambda: [tokens]))
+        stopped = end <= len(block)
+        new = block[:end]
+        tokens.extend(new)
+        task.report(CycleReport(new, len(new), drafted=drafted, kept=min(accepted, len(new))))
+        if stopped or len(tokens) == task.max_tokens:
+            return Outcome([Particle(tokens, 1.0, stopped)])
+
+        remaining = task.max_tokens - len(tokens)
+        drafted = min(task.method.num_draft_tokens, remaining - 1, task.draft_room(len(tokens)))
+        chains: list[Tensor] = []
+        log_q: list[Tensor] = []
+        if drafted:
+            # All chains start from the same text: it runs once, as part of the trunk.
+            pending = torch.tensor([tokens[draft_cache.length - prompt_length :]], device=device)
+            logits = yield Forward(draft, draft_cache, pending, 1, into_trunk=True)
+            logits = logits.expand(num_chains, -1, -1)
+            for k in range(drafted):
+                log_q.append(task.log_probs(logits[:, -1]))
+                chains.append(sample(log_q[-1], task.generator))
+                if k + 1 < drafted:
+                    logits = yield Forward(draft, draft_cache, chains[-1][:, None], 1)
+        rows = num_chains if drafted else 1
+        last = torch.full((rows,), tokens[-1], device=device)
+        proposal = torch.stack([last, *chains], dim=1)
+        logits = yield Forward(task.target, target_cache, proposal, drafted + 1)
+
+        verdict = verify(
+            task.log_probs(logits),
+            torch.stack(log_q, dim=1) if drafted else logits.new_empty(1, 0, task.vocab_size),
+            proposal[:, 1:],
+            task.generator,
+        )
+        accepted = verdict.accepted
+        known = prompt_length + len(tokens) + accepted  # positions whose keys and values are those of the answer
+        for cache in (target_cache, draft_cache):
+            cache.truncate(known)
+            cache.commit(known, verdict.chain)
+        block = [*proposal[verdict.chain, 1 : accepted + 1].tolist(), verdict.token]

@@ -1,0 +1,123 @@
+"""What a decoding method is given, what it yields, reports and returns.
+
+A method is a generator: it yields the forward passes it needs (`Forward`) and is sent their logits. Written so,
+each method reads as its algorithm does, while the engine is free to run the passes of many requests as one.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from parspec.models.cache import GroupCache
+from parspec.models.interface import Forward, LanguageModel
+from parspec.sampling.params import MethodParams, SamplingParams
+from parspec.sampling.processors import process
+from parspec.sampling.stopping import StopCondition
+from parspec.smc.diagnostics import Interval
+
+
+@dataclass(frozen=True)
+class CycleReport:
+    """What one cycle did.
+
+    Attributes:
+        final: Token ids that became final in this cycle: no later cycle can change them.
+        advanced: Tokens by which the request grew, final or not.
+        drafted: Positions drafted, K (0 without a draft).
+        kept: Drafted positions kept: the cut under SMC, the accepted tokens under speculative decoding.
+        ess: Effective sample size at the cut, in particles; None outside SMC.
+        resampled: Whether the population was resampled.
+    """
+
+    final: list[int]
+    advanced: int
+    drafted: int = 0
+    kept: int = 0
+    ess: float | None = None
+    resampled: bool = False
+
+
+@dataclass(frozen=True)
+class Particle:
+    """One finished sequence of the population.
+
+    Attributes:
+        token_ids: Its tokens after the prompt, the one that ended it included.
+        weight: Normalised weight; the weights of a population sum to 1.
+        stopped: Whether it ended by a stop token or string rather than by the length limit.
+    """
+
+    token_ids: list[int]
+    weight: float
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a request.
+
+    Attributes:
+        particles: The whole population; a single one of weight 1 outside SMC.
+        chosen: Index of the particle that is the answer.
+        log_evidence: log Z-hat, the estimate of the log total mass of the distribution aimed at; 0 outside SMC.
+        intervals: One entry a resampling interval: its ESS, chi2 estimate and error scale.
+        unique_ancestors: How many of the first cycle's particles still have descendants.
+    """
+
+    particles: list[Particle]
+    chosen: int = 0
+    log_evidence: float = 0.0
+    intervals: list[Interval] = field(default_factory=list)
+    unique_ancestors: int = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request as a decoding method sees it.
+
+    Attributes:
+        prompt: ``[P]`` int64 token ids, P >= 1, on the models' device.
+        max_tokens: Most tokens the answer may have; the prompt and they fit the target's context.
+        sampling: The request's sampling parameters.
+        method: Its method parameters.
+        target: The model aimed at, with its cache.
+        target_cache: See target.
+        draft: The model that proposes, with its cache; None for autoregressive decoding.
+        draft_cache: See draft.
+        vocab_size: Ids from this one on are padding and are never drawn.
+        stop: Decides where a sequence ends.
+        decode: Token ids to text, for potentials.
+        generator: Source of every token draw, on the models' device.
+        host_generator: Source of resampling, commit and selection draws, on the CPU.
+        report: Called at the end of every cycle.
+    """
+
+    prompt: Tensor
+    max_tokens: int
+    sampling: SamplingParams
+    method: MethodParams
+    target: LanguageModel
+    target_cache: GroupCache
+    draft: LanguageModel | None
+    draft_cache: GroupCache | None
+    vocab_size: int
+    stop: StopCondition
+    decode: Callable[[list[int]], str]
+    generator: torch.Generator
+    host_generator: torch.Generator
+    report: Callable[[CycleReport], None]
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Logits ``[..., V]`` to the request's own log-probabilities ``[..., vocab_size]``: for target and draft alike."""
+        return process(logits[..., : self.vocab_size], self.sampling)
+
+    def draft_room(self, length: int) -> int:
+        """How many tokens can be drafted behind ``length`` answer tokens before the draft's context is full."""
+        assert self.draft is not None
+        return max(0, self.draft.max_positions - len(self.prompt) - length + 1)
+
+
+Decoding = Generator[Forward, Tensor, Outcome]
+"""A running method: yields forward passes, is sent their logits ``[R, num_logits, V]``, returns the outcome."""

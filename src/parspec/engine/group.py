@@ -1,0 +1,140 @@
+"""A running request: its decoding method, its caches, and what it has done so far."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from parspec.decoding import METHODS
+from parspec.decoding.task import CycleReport, Outcome, Task
+from parspec.engine.outputs import FinishReason, Metrics, Posterior, PosteriorParticle, RequestOutput
+from parspec.engine.request import Request
+from parspec.models.interface import Forward
+from parspec.models.loader import LoadedModel
+from parspec.sampling.detokenize import decode
+
+_HOST_STREAM = 0x5DEECE66D
+"""Separates the seed of resampling draws from that of token draws."""
+
+
+class Group:
+    """One request between its admission and its end.
+
+    Attributes:
+        request: What is asked for.
+        forward: The forward pass it waits for; None once it has ended.
+        output: The answer, once it has ended.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        vocab_size: int,
+        submitted_at: float,
+    ) -> None:
+        self.request = request
+        self.forward: Forward | None = None
+        self.output: RequestOutput | None = None
+        self._tokenizer = target.tokenizer
+        self._submitted_at = submitted_at
+        self._started_at = time.perf_counter()
+        self._first_token_at: float | None = None
+        self._reports: list[CycleReport] = []
+        self._new_final: list[int] = []
+        self._num_final = 0
+        device = target.model.cache_shape.device
+        reservation = request.reservation
+        uses_draft = request.method.method != "autoregressive"
+        task = Task(
+            prompt=torch.tensor(request.prompt, device=device),
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            method=request.method,
+            target=target.model,
+            target_cache=reservation.cache_for(target.model),
+            draft=draft.model if draft is not None and uses_draft else None,
+            draft_cache=reservation.cache_for(draft.model) if draft is not None and uses_draft else None,
+            vocab_size=vocab_size,
+            stop=request.stop,
+            decode=self._text,
+            generator=torch.Generator(device).manual_seed(request.seed),
+            host_generator=torch.Generator().manual_seed(request.seed ^ _HOST_STREAM),
+            report=self._record,
+        )
+        self._decoding = METHODS[request.method.method](task)
+        self._advance(lambda: next(self._decoding))
+
+    def send(self, logits: Tensor) -> None:
+        """Continue with the logits of the pass it waited for."""
+        self._advance(lambda: self._decoding.send(logits))
+
+    def take_final(self) -> list[int]:
+        """Token ids that have become final since the last call, in order."""
+        final, self._new_final = self._new_final, []
+        return final
+
+    def close(self) -> None:
+        """Stop at once and let go of the caches."""
+        self._decoding.close()
+        self.forward = None
+
+    def _advance(self, resume: Callable[[], Forward]) -> None:
+        try:
+            self.forward = resume()
+        except StopIteration as end:
+            self.forward = None
+            self.output = self._finish(end.value)
+
+    def _record(self, report: CycleReport) -> None:
+        self._reports.append(report)
+        if report.final and self._first_token_at is None:
+            self._first_token_at = time.perf_counter()
+        self._new_final.extend(report.final)
+        self._num_final += len(report.final)
+
+    def _text(self, token_ids: list[int]) -> str:
+        return "" if self._tokenizer is None else self.request.stop.trim(decode(self._tokenizer, token_ids))
+
+    def _finish(self, outcome: Outcome) -> RequestOutput:
+        chosen = outcome.particles[outcome.chosen]
+        self._new_final.extend(chosen.token_ids[self._num_final :])
+        seconds = time.perf_counter() - self._started_at
+        return RequestOutput(
+            prompt_token_ids=self.request.prompt,
+            text=self._text(chosen.token_ids),
+            token_ids=chosen.token_ids,
+            finish_reason=_reason(chosen.stopped),
+            posterior=Posterior(
+                particles=[
+                    PosteriorParticle(p.token_ids, self._text(p.token_ids), p.weight, _reason(p.stopped))
+                    for p in outcome.particles
+                ],
+                log_evidence=outcome.log_evidence,
+                ess=[report.ess for report in self._reports if report.ess is not None],
+                intervals=outcome.intervals,
+                unique_ancestors=outcome.unique_ancestors,
+            ),
+            metrics=Metrics(
+                num_prompt_tokens=len(self.request.prompt),
+                num_tokens=len(chosen.token_ids),
+                queue_seconds=self._started_at - self._submitted_at,
+                first_token_seconds=(
+                    None if self._first_token_at is None else self._first_token_at - self._started_at
+                ),
+                seconds=seconds,
+                cycles=len(self._reports),
+                num_drafted=sum(report.drafted for report in self._reports),
+                num_kept=sum(report.kept for report in self._reports),
+                advanced=sum(report.advanced for report in self._reports),
+                resamplings=sum(report.resampled for report in self._reports),
+            ),
+            method=self.request.method.method,
+            seed=self.request.seed,
+        )
+
+
+def _reason(stopped: bool) -> FinishReason:
+    return "stop" if stopped else "length"

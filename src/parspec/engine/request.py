@@ -1,0 +1,85 @@
+"""One request: what is asked for, checked and sized before anything runs."""
+
+import secrets
+from dataclasses import dataclass
+
+from parspec.engine.reservation import Reservation
+from parspec.errors import InvalidRequestError
+from parspec.models.loader import LoadedModel
+from parspec.sampling.params import MethodParams, SamplingParams
+from parspec.sampling.stopping import StopCondition
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request, ready to be queued.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        sampling: Sampling parameters.
+        method: Method parameters, the engine's defaults filled in.
+        max_tokens: Most tokens the answer may have, within the target's context.
+        stop: Decides where a sequence ends.
+        reservation: The memory it holds while it runs.
+        seed: Seed of all its draws.
+    """
+
+    prompt: list[int]
+    sampling: SamplingParams
+    method: MethodParams
+    max_tokens: int
+    stop: StopCondition
+    reservation: Reservation
+    seed: int
+
+
+def make_request(
+    prompt: list[int],
+    sampling: SamplingParams,
+    defaults: MethodParams,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    vocab_size: int,
+) -> Request:
+    """Check a prompt and its parameters against the models.
+
+    Args:
+        prompt: Token ids.
+        sampling: Sampling parameters, with the method parameters that differ from the defaults.
+        defaults: The engine's method parameters.
+        target: The model aimed at.
+        draft: The model that proposes, or None.
+        vocab_size: Number of ids that may occur.
+
+    Raises:
+        InvalidRequestError: The prompt or a parameter cannot be served; nothing has been run.
+    """
+    method = defaults.override(sampling)
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty: give at least one token")
+    outside = next((index for index in prompt if not 0 <= index < vocab_size), None)
+    if outside is not None:
+        raise InvalidRequestError(f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}")
+    needs_draft = method.method != "autoregressive"
+    if needs_draft and draft is None:
+        raise InvalidRequestError(f'method "{method.method}" needs a draft model: give one, or use "autoregressive"')
+    for model in (target, draft if needs_draft else None):
+        # The target also has to have room for one token of the answer.
+        room = 0 if model is None else model.context - (1 if model is target else 0)
+        if model is not None and len(prompt) > room:
+            raise InvalidRequestError(
+                f'the prompt has {len(prompt)} tokens but "{model.name}" takes at most {room}: shorten the prompt'
+            )
+    room = target.context - len(prompt)
+    max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    return Request(
+        prompt=prompt,
+        sampling=sampling,
+        method=method,
+        max_tokens=max_tokens,
+        stop=StopCondition(sampling, target.eos_ids, target.tokenizer, vocab_size),
+        reservation=Reservation.of(
+            len(prompt), max_tokens, method, target.model, draft.model if draft is not None and needs_draft else None
+        ),
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+    )

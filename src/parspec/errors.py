@@ -1,0 +1,24 @@
+"""The exception every foreseeable fault ends in: one line that says what is wrong and what to do."""
+
+
+class ParspecError(Exception):
+    """A fault the user can mend. The message is one line: what is wrong, then what to do about it.
+
+    The command line prints it without a traceback and exits with status 2.
+    """
+
+
+class InvalidRequestError(ParspecError, ValueError):
+    """A prompt or a parameter that cannot be served as given; nothing has been run."""
+
+
+class ModelError(ParspecError):
+    """A model, a tokenizer or a pair of them that cannot be found, read or served correctly."""
+
+
+class DownloadError(ModelError):
+    """Weights could not be fetched, or what was fetched is not what was asked for."""
+
+
+class OutOfMemoryError(ParspecError):
+    """One group alone needs more memory than the budget; says how much and what to lower."""

@@ -1,0 +1,246 @@
+"""The offline interface: load a pair of models once, then generate or chat."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parspec.engine.engine import Engine, Update
+from parspec.engine.outputs import RequestOutput
+from parspec.engine.request import Request
+from parspec.errors import InvalidRequestError, ModelError
+from parspec.models.device import choose_device, choose_dtype, free_memory
+from parspec.models.loader import LoadedModel, load_model
+from parspec.models.locate import locate, resolve_pair
+from parspec.sampling.detokenize import Detokenizer
+from parspec.sampling.params import MethodParams, SamplingParams
+
+Prompt = str | Mapping[str, Any]
+"""A text, or ``{"prompt": text}``, or ``{"prompt_token_ids": [ids]}``."""
+
+Message = Mapping[str, Any]
+"""A chat message: ``{"role": ..., "content": ...}``."""
+
+_CACHE_SHARE = {"cuda": 0.9, "mps": 0.5, "cpu": 0.5}
+"""Share of the memory that is free after loading which caches may take, by device."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer.
+
+    Attributes:
+        text: Text that has become final; the pieces joined are the answer's text.
+        token_ids: Tokens that have become final.
+        output: The complete answer, with the last piece only.
+    """
+
+    text: str
+    token_ids: list[int]
+    output: RequestOutput | None = None
+
+
+class LLM:
+    """A target model, and optionally a draft, ready to answer.
+
+    Args:
+        model: Target: a hub id, a local folder, a GGUF file or a known alias (``"qwen2.5-coder"`` names a pair).
+        draft: The model that proposes, in the same forms. Left out, a pair's alias supplies it.
+        method: ``"smc"``, ``"speculative"`` or ``"autoregressive"``; by default ``"smc"`` where there is a draft.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"mps"``.
+        dtype: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
+        max_model_len: Upper limit on prompt and answer together, in tokens; by default the models' own.
+        cache_memory: Memory for key/value caches of all running requests, in GiB; by default a share of what is
+            free after loading.
+        cache_dir: Where downloaded and converted models are kept; by default the user's cache directory.
+        **method_params: Defaults for requests: ``num_particles``, ``num_draft_tokens``, ``cut_threshold``,
+            ``resample_threshold``, ``resampling``, ``commit_lag``, ``select`` (see `MethodParams`).
+
+    Raises:
+        ModelError: A model cannot be found, read, or served correctly, or the pair does not fit.
+        InvalidRequestError: A parameter is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        draft: str | None = None,
+        *,
+        method: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        cache_memory: float | None = None,
+        cache_dir: Path | None = None,
+        **method_params: Any,
+    ) -> None:
+        target_name, draft_name = resolve_pair(model, draft)
+        if method is None:
+            method = "autoregressive" if draft_name is None else "smc"
+        defaults = MethodParams(method=method, **method_params)
+        if max_model_len is not None and max_model_len < 2:
+            raise InvalidRequestError(f"max_model_len is {max_model_len}: use 2 or more tokens")
+        if cache_memory is not None and not cache_memory > 0:
+            raise InvalidRequestError(f"cache_memory is {cache_memory}: use a positive number of GiB")
+        if defaults.method != "autoregressive" and draft_name is None:
+            raise InvalidRequestError(f'method "{defaults.method}" needs a draft model: pass draft=...')
+        torch_device = choose_device(device)
+        torch_dtype = choose_dtype(dtype, torch_device)
+
+        def load(name: str) -> LoadedModel:
+            return load_model(locate(name, cache_dir=cache_dir), name, torch_device, torch_dtype, max_model_len)
+
+        target = load(target_name)
+        loaded_draft = None if draft_name is None else load(draft_name)
+        budget = (
+            int(_CACHE_SHARE[torch_device.type] * free_memory(torch_device))
+            if cache_memory is None
+            else int(cache_memory * 1024**3)
+        )
+        self.engine = Engine(target, loaded_draft, defaults, budget)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, or None."""
+        return self.engine.target.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one or many prompts; all of them are checked before any runs.
+
+        Args:
+            prompts: A prompt or a list of them.
+            sampling_params: For all prompts, or one for each; the defaults of `SamplingParams` if left out.
+
+        Returns:
+            One output a prompt, in their order.
+
+        Raises:
+            InvalidRequestError: A prompt or a parameter cannot be served.
+            OutOfMemoryError: A single request exceeds the memory budget.
+        """
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(listed)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(listed):
+            raise InvalidRequestError(
+                f"{len(params)} sampling_params for {len(listed)} prompts: give one for all, or one for each"
+            )
+        requests = [self._check(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        outputs: dict[int, RequestOutput] = {}
+        ids = [self.engine.submit(request) for request in requests]
+        for update in self._run(ids):
+            if update.output is not None:
+                outputs[update.request_id] = update.output
+        return [outputs[request_id] for request_id in ids]
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one or many conversations, laid out by the target's chat template.
+
+        Args:
+            conversations: A list of messages, or a list of such lists.
+            sampling_params: As for `generate`.
+
+        Returns:
+            One output a conversation, in their order.
+        """
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        listed = [conversations] if single else conversations
+        return self.generate([self.chat_prompt(one) for one in listed], sampling_params)  # type: ignore[arg-type]
+
+    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """Lay a conversation out by the target's chat template, ready for the assistant's next message.
+
+        Raises:
+            InvalidRequestError: There are no messages, they are malformed, or the model has no chat template.
+        """
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise InvalidRequestError(
+                f'model "{self.engine.target.name}" has no chat template: use generate with a plain prompt'
+            )
+        if not messages or not all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages):
+            raise InvalidRequestError(
+                'a conversation is a list of messages like {"role": "user", "content": "..."}, at least one'
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise whatever their author chose
+            raise InvalidRequestError(f"the chat template refused the conversation: {error}") from error
+        # The template writes every special token itself; adding them again would double the beginning of text.
+        return {"prompt_token_ids": self.tokenizer(text, add_special_tokens=False)["input_ids"]}
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Answer one prompt piece by piece; what has been handed out never changes.
+
+        Args:
+            prompt: A prompt.
+            sampling_params: Its parameters.
+
+        Yields:
+            Pieces as they become final, the last one with the complete output.
+        """
+        request = self._check(prompt, sampling_params or SamplingParams())
+        detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.stop.strings)
+        for update in self._run([self.engine.submit(request)]):
+            text = "" if detokenizer is None else detokenizer.append(update.token_ids)
+            if update.output is not None and detokenizer is not None:
+                text += detokenizer.flush()
+            if text or update.token_ids or update.output:
+                yield Chunk(text, update.token_ids, update.output)
+
+    def _run(self, request_ids: list[int]) -> Iterator[Update]:
+        """Step the engine until the requests have ended; drop those that have not if the caller stops early."""
+        open_ids = set(request_ids)
+        try:
+            while open_ids:
+                for update in self.engine.step():
+                    if update.error is not None:
+                        raise update.error
+                    if update.output is not None:
+                        open_ids.discard(update.request_id)
+                    yield update
+        finally:
+            for request_id in open_ids:
+                self.engine.abort(request_id)
+
+    def _check(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        request = self.engine.check(self._token_ids(prompt), sampling)
+        if request.method.method == "smc" and request.method.rows == 1:
+            warnings.warn(
+                "num_particles=1 never resamples: the answer follows the draft, corrected only by one target token "
+                "a cycle; use 4 or more particles",
+                stacklevel=3,
+            )
+        return request
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                ids = prompt["prompt_token_ids"]
+                if isinstance(ids, torch.Tensor):
+                    ids = ids.tolist()
+                if not isinstance(ids, Sequence) or not all(type(index) is int for index in ids):
+                    raise InvalidRequestError("prompt_token_ids must be a list of integers")
+                return list(ids)
+            prompt = prompt.get("prompt", None)  # type: ignore[assignment]
+        if not isinstance(prompt, str):
+            raise InvalidRequestError('a prompt is a string, {"prompt": text} or {"prompt_token_ids": [ids]}')
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty: give at least one character")
+        if self.tokenizer is None:
+            raise ModelError(
+                f'model "{self.engine.target.name}" has no tokenizer: pass {{"prompt_token_ids": [ids]}}'
+            )
+        return list(self.tokenizer(prompt)["input_ids"])

@@ -1,0 +1,146 @@
+"""Loading a model folder: weights, tokenizer and the ids that end a text."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from parspec.errors import ModelError
+from parspec.models.interface import LanguageModel
+from parspec.models.support import check_config
+from parspec.models.transformers_model import ATTENTION, TransformersModel
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, with what its folder says about its text.
+
+    Attributes:
+        name: What the user called it.
+        model: Runs forward passes.
+        tokenizer: None where the folder has none; prompts are then token ids.
+        eos_ids: Ids that end a text, of the generation config, else of the model's config or tokenizer.
+    """
+
+    name: str
+    model: LanguageModel
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_ids: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return self.model.max_positions
+
+
+def load_model(
+    folder: Path, name: str, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+) -> LoadedModel:
+    """Load a folder in the layout of transformers.
+
+    Args:
+        folder: Holds config.json, safetensors weights and, if text is wanted, tokenizer files.
+        name: What to call the model in errors.
+        device: Where it runs.
+        dtype: Number format of weights and cache.
+        max_model_len: Upper limit on the context in tokens, below the model's own.
+
+    Raises:
+        ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
+    """
+    with _quiet_transformers():
+        config = _load_config(folder, name)
+        context = check_config(config, name, max_model_len)
+        model = _load_weights(folder, name, config, dtype, device)
+        tokenizer = _load_tokenizer(folder, name)
+    return LoadedModel(name, TransformersModel(model, name, context), tokenizer, _eos_ids(folder, config, tokenizer))
+
+
+def _load_config(folder: Path, name: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ModelError(
+            f'model "{name}": {folder / "config.json"} cannot be read ({_first_line(error)}): '
+            "fetch the folder again or use a model this version of transformers knows"
+        ) from error
+
+
+def _load_weights(
+    folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> torch.nn.Module:
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers, safetensors and torch each raise their own kinds
+        raise ModelError(
+            f'model "{name}": the weights in {folder} cannot be loaded ({_first_line(error)}): '
+            "delete the folder and fetch the model again"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing or report["mismatched_keys"]:
+        what = f"{len(missing)} weights, first {missing[0]}, are missing" if missing else "weights have other shapes"
+        raise ModelError(f'model "{name}": {what} in {folder}: delete the folder and fetch the model again')
+    return model.to(device).eval()
+
+
+def _load_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
+    if not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(
+            f'model "{name}": the tokenizer in {folder} cannot be loaded ({_first_line(error)}): '
+            "fetch the folder again, or remove the tokenizer files to work with token ids"
+        ) from error
+
+
+def _eos_ids(
+    folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[int, ...]:
+    """Ids that end a text: the generation config's, else the model's, else the tokenizer's."""
+    sources = [config.eos_token_id, None if tokenizer is None else tokenizer.eos_token_id]
+    if (folder / "generation_config.json").exists():
+        sources.insert(0, GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id)
+    found = next((ids for ids in sources if ids is not None), ())
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the user's terminal while a model loads."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,238 @@
+"""What one request asks for, and how the engine is to run it. Frozen, and checked when made."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from parspec.errors import InvalidRequestError
+from parspec.sampling.potentials import Potential
+from parspec.smc.resampling import SCHEMES
+
+METHOD_NAMES = ("autoregressive", "speculative", "smc")
+SELECTIONS = ("sample", "best")
+
+
+def _real(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], float]:
+    """A finite number from low (or above it) to high."""
+
+    def check(name: str, value: Any) -> float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high or (above and value == low):
+            limit = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+            raise InvalidRequestError(f"{name} is {value!r}: use a number {limit}")
+        return float(value)
+
+    return check
+
+
+def _whole(low: int, high: int) -> Callable[[str, Any], int]:
+    """An integer from low to high."""
+
+    def check(name: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise InvalidRequestError(f"{name} is {value!r}: use a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def _one_of(*names: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if value not in names:
+            raise InvalidRequestError(f"{name} is {value!r}: use {', '.join(names[:-1])} or {names[-1]}")
+        return str(value)
+
+    return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} is {value!r}: use True or False")
+    return value
+
+
+def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if strings is None:
+        return ()
+    if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
+        raise InvalidRequestError(f"{name} is {value!r}: use a string or a list of strings, none of them empty")
+    return tuple(strings)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not valid or not all(type(i) is int and i >= 0 for i in value):
+        raise InvalidRequestError(f"{name} is {value!r}: use a list of token ids")
+    return tuple(value)
+
+
+def _callables(name: str, value: Any) -> tuple[Potential, ...]:
+    if not isinstance(value, Sequence) or not all(callable(f) for f in value):
+        raise InvalidRequestError(f"{name} must be a list of callables")
+    return tuple(value)
+
+
+def _top_k(name: str, value: Any) -> int:
+    """vLLM spells "off" as -1 and transformers as 0; both are taken."""
+    return 0 if value == -1 and not isinstance(value, bool) else _whole(0, 10**7)(name, value)
+
+
+def _commit_lag(name: str, value: Any) -> float | int:
+    return math.inf if value == math.inf else _whole(1, 10**7)(name, value)
+
+
+_METHOD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "method": _one_of(*METHOD_NAMES),
+    "num_particles": _whole(1, 1024),
+    "num_draft_tokens": _whole(0, 256),
+    "cut_threshold": _real(0, 1),
+    "resample_threshold": _real(0, 1),
+    "resampling": _one_of(*SCHEMES),
+    "commit_lag": _commit_lag,
+    "select": _one_of(*SELECTIONS),
+}
+
+_SAMPLING_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "temperature": _real(0, 100),
+    "top_p": _real(0, 1, above=True),
+    "top_k": _top_k,
+    "min_p": _real(0, 1),
+    "power": _real(0, 100, above=True),
+    "max_tokens": _whole(1, 10**7),
+    "stop": _stop_strings,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _flag,
+    "seed": _whole(0, 2**63 - 1),
+    "potentials": _callables,
+}
+
+_MAY_BE_NONE = frozenset({"max_tokens", "seed", "num_particles", *_METHOD_CHECKS})
+
+
+def _check_fields(params: Any, checks: dict[str, Callable[[str, Any], Any]]) -> None:
+    """Replace every field by its checked and normalised value."""
+    for name, check in checks.items():
+        value = getattr(params, name)
+        if value is not None or name not in _MAY_BE_NONE:
+            object.__setattr__(params, name, check(name, value))
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """One request's parameters. Everything that changes the distribution applies to target and draft alike.
+
+    Attributes:
+        temperature: Divides the logits; 0 is greedy decoding.
+        top_p: Keep the smallest set of most probable tokens with at least this mass; 1 keeps all.
+        top_k: Keep this many most probable tokens; 0 or -1 keeps all.
+        min_p: Drop tokens less probable than this times the most probable one.
+        power: alpha: sample answers from p ** alpha, normalised over whole answers (SMC only).
+        max_tokens: Most tokens of the answer; None for as many as the context allows.
+        stop: Strings that end the answer and are not part of it.
+        stop_token_ids: Further token ids that end the answer.
+        ignore_eos: Go on after the model's own end-of-text tokens.
+        seed: Fixes every draw of this request; None draws a fresh one, reported with the output.
+        potentials: Factors on the distribution over answers (SMC only).
+        method: These and the following, where given, replace the engine's `MethodParams` for this request.
+        num_particles: See `MethodParams`.
+        num_draft_tokens: See `MethodParams`.
+        cut_threshold: See `MethodParams`.
+        resample_threshold: See `MethodParams`.
+        resampling: See `MethodParams`.
+        commit_lag: See `MethodParams`.
+        select: See `MethodParams`.
+
+    Raises:
+        InvalidRequestError: A value is of the wrong type or out of range; names the field and what is allowed.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    power: float = 1.0
+    max_tokens: int | None = 256
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    potentials: Sequence[Potential] = field(default=())
+    method: str | None = None
+    num_particles: int | None = None
+    num_draft_tokens: int | None = None
+    cut_threshold: float | None = None
+    resample_threshold: float | None = None
+    resampling: str | None = None
+    commit_lag: float | int | None = None
+    select: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self, _SAMPLING_CHECKS)
+        _check_fields(self, _METHOD_CHECKS)
+
+
+@dataclass(frozen=True)
+class MethodParams:
+    """How answers are made.
+
+    Attributes:
+        method: "autoregressive", "speculative" or "smc".
+        num_particles: Particles of SMC, or draft chains of speculative decoding. None: 8 particles, 1 chain.
+        num_draft_tokens: Tokens drafted a cycle, K.
+        cut_threshold: kappa: drop drafted tokens after the effective sample size falls below this share of the
+            particles. 0 keeps all (fastest), higher follows the target more closely.
+        resample_threshold: tau: resample when the effective sample size is below this share of the particles.
+        resampling: "systematic", "stratified", "multinomial" or "residual".
+        commit_lag: Most tokens that may stay open before agreement is forced; ``math.inf`` for any number.
+        select: "sample" draws the answer by weight, which makes it follow the target; "best" takes the heaviest.
+
+    Raises:
+        InvalidRequestError: A value is of the wrong type or out of range.
+    """
+
+    method: str = "smc"
+    num_particles: int | None = None
+    num_draft_tokens: int = 8
+    cut_threshold: float = 0.0
+    resample_threshold: float = 0.5
+    resampling: str = "systematic"
+    commit_lag: float | int = 64
+    select: str = "sample"
+
+    def __post_init__(self) -> None:
+        _check_fields(self, _METHOD_CHECKS)
+        missing = [f.name for f in fields(self) if getattr(self, f.name) is None and f.name != "num_particles"]
+        if missing:
+            raise InvalidRequestError(f"{missing[0]} is None: leave it out to use the default")
+
+    @property
+    def rows(self) -> int:
+        """Particles or chains that run side by side."""
+        if self.method == "autoregressive":
+            return 1
+        if self.num_particles is not None:
+            return self.num_particles
+        return 8 if self.method == "smc" else 1
+
+    @property
+    def max_open_tokens(self) -> int | None:
+        """commit_lag as a number of tokens; None for any number."""
+        return None if self.commit_lag == math.inf else int(self.commit_lag)
+
+    def override(self, sampling: SamplingParams) -> "MethodParams":
+        """These parameters with those a request sets for itself.
+
+        Raises:
+            InvalidRequestError: The request asks for something only SMC can do, of another method.
+        """
+        given = {f.name: getattr(sampling, f.name) for f in fields(self) if getattr(sampling, f.name) is not None}
+        merged = replace(self, **given)
+        if merged.method != "smc":
+            for name, used in (("power", sampling.power != 1), ("potentials", bool(sampling.potentials))):
+                if used:
+                    raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"')
+        return merged

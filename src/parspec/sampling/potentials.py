@@ -1,0 +1,60 @@
+"""Potentials: a user's own factors on the distribution over answers.
+
+The distribution aimed at is the model's, times the product of the potentials' values at the whole answer; values
+on prefixes only steer the population on the way there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parspec.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A particle's answer so far.
+
+    Attributes:
+        token_ids: Its tokens, without the prompt's.
+        text: The same as text; empty for a model without a tokenizer.
+        finished: Whether it is complete.
+    """
+
+    token_ids: list[int]
+    text: str
+    finished: bool
+
+
+Potential = Callable[[Sequence[Prefix]], Sequence[float] | Tensor]
+"""Prefixes of all N particles to N log-values, -inf for what is impossible. Called once a cycle."""
+
+
+def evaluate(potentials: Sequence[Potential], prefixes: Sequence[Prefix]) -> Tensor:
+    """Sum of the potentials' log-values.
+
+    Args:
+        potentials: Any number.
+        prefixes: One a particle, N.
+
+    Returns:
+        ``[N]`` float64.
+
+    Raises:
+        InvalidRequestError: A potential returned the wrong number of values, NaN or +inf.
+    """
+    total = torch.zeros(len(prefixes), dtype=torch.float64)
+    for potential in potentials:
+        values = torch.as_tensor(potential(prefixes), dtype=torch.float64).cpu()
+        name = getattr(potential, "__name__", type(potential).__name__)
+        if values.shape != total.shape:
+            raise InvalidRequestError(
+                f"potential {name} returned shape {tuple(values.shape)} for {len(prefixes)} prefixes: "
+                "return one log-value for each"
+            )
+        if torch.isnan(values).any() or (values == torch.inf).any():
+            raise InvalidRequestError(f"potential {name} returned NaN or +inf: return finite log-values or -inf")
+        total = total + values
+    return total

@@ -1,0 +1,118 @@
+"""From a model's logits to the distribution a request samples from, and draws from it.
+
+The same function serves target and draft: what a token was drawn from is exactly what its weight or acceptance
+probability is computed with.
+"""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from parspec.errors import ParspecError
+from parspec.sampling.params import SamplingParams
+
+_CANDIDATES = 512
+"""Most probable tokens looked at first for top_p; sorting a whole vocabulary costs a hundred times as much."""
+
+
+def process(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Apply temperature, min_p, top_k and top_p, in this order (vLLM's), and normalise.
+
+    Ties with the last token kept are kept too, so that the result depends on the logits alone.
+
+    Args:
+        logits: ``[..., V]``, any float format; -inf marks ids that must not be drawn.
+        params: The request's parameters.
+
+    Returns:
+        ``[..., V]`` float32 log-probabilities, -inf where a token is ruled out.
+
+    Raises:
+        ParspecError: A row has NaN, +inf, or nothing but -inf.
+    """
+    logits = logits.float()
+    largest = logits.amax(-1, keepdim=True)
+    if not torch.isfinite(largest).all():
+        raise ParspecError("the model produced logits that are not finite: try dtype float32, or fetch it again")
+    if params.temperature == 0:
+        greedy = torch.full_like(logits, -torch.inf)
+        return greedy.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
+    # Shifted first: a tiny temperature would otherwise overflow.
+    scaled = (logits - largest) / params.temperature if params.temperature != 1 else logits
+    log_probs = scaled.log_softmax(-1)
+    floor = torch.full_like(largest, -torch.inf)
+    if params.min_p > 0:
+        floor = log_probs.amax(-1, keepdim=True) + math.log(params.min_p)
+    if 0 < params.top_k < logits.shape[-1]:
+        floor = torch.maximum(floor, log_probs.topk(params.top_k, dim=-1).values[..., -1:])
+    if params.top_p < 1:
+        kept_mass = _mass_above(log_probs, floor) if (params.min_p > 0 or params.top_k > 0) else torch.ones_like(floor)
+        floor = torch.maximum(floor, _nucleus_floor(log_probs, params.top_p * kept_mass))
+    elif params.min_p == 0 and params.top_k == 0:
+        return log_probs
+    return log_probs.masked_fill(log_probs < floor, -torch.inf).log_softmax(-1)
+
+
+def _mass_above(log_probs: Tensor, floor: Tensor) -> Tensor:
+    """Probability ``[..., 1]`` of the tokens at or above the floor."""
+    return log_probs.masked_fill(log_probs < floor, -torch.inf).exp().sum(-1, keepdim=True)
+
+
+def _nucleus_floor(log_probs: Tensor, mass: Tensor) -> Tensor:
+    """Log-probability ``[..., 1]`` of the last token in the smallest most probable set that reaches ``mass``."""
+    rows, wanted = log_probs.reshape(-1, log_probs.shape[-1]), mass.reshape(-1, 1)
+    floor = torch.empty_like(wanted)
+    todo = torch.arange(len(rows), device=rows.device)
+    count = min(_CANDIDATES, rows.shape[-1])
+    while len(todo):
+        top = rows[todo].topk(count, dim=-1).values
+        reached = top.exp().cumsum(-1) >= wanted[todo]
+        whole = count == rows.shape[-1]
+        # Rounding may leave the whole vocabulary short of the mass: then nothing is dropped.
+        index = torch.where(reached.any(-1), reached.int().argmax(-1), count - 1)
+        done = reached.any(-1) | whole
+        floor[todo[done]] = top.gather(-1, index[:, None])[done]
+        todo = todo[~done]
+        count = min(count * 16, rows.shape[-1])
+    return floor.reshape(mass.shape)
+
+
+def power(log_probs: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """The distribution ``p ** alpha / Z`` and ``log Z``, ``Z = sum p ** alpha``.
+
+    Args:
+        log_probs: ``[..., V]`` normalised.
+        alpha: The power; 1 changes nothing.
+
+    Returns:
+        Log-probabilities ``[..., V]`` and log Z ``[...]``.
+    """
+    if alpha == 1:
+        return log_probs, log_probs.new_zeros(log_probs.shape[:-1])
+    raised = alpha * log_probs
+    log_z = raised.logsumexp(-1, keepdim=True)
+    return raised - log_z, log_z[..., 0]
+
+
+def sample(log_probs: Tensor, generator: Generator) -> Tensor:
+    """Draw a token per row by inverting the cumulative distribution: one uniform a row.
+
+    Args:
+        log_probs: ``[..., V]``; need not be normalised exactly.
+        generator: On the same device.
+
+    Returns:
+        ``[...]`` int64; never a token of probability 0.
+    """
+    probs = log_probs.exp()
+    cumulative = probs.cumsum(-1)
+    # float64 uniforms where the device has them: 24 bits would leave rare tokens of a large vocabulary out.
+    real = torch.float32 if probs.device.type == "mps" else torch.float64
+    uniforms = torch.rand((*probs.shape[:-1], 1), generator=generator, device=probs.device, dtype=real)
+    points = (uniforms * cumulative[..., -1:]).to(cumulative.dtype)
+    # right=True: the first index whose cumulative sum exceeds the point, which has positive probability.
+    tokens = torch.searchsorted(cumulative, points, right=True)
+    # Rounded up to the total itself, a point lies behind the last token of positive probability.
+    last = torch.searchsorted(cumulative, cumulative[..., -1:].contiguous(), right=False)
+    return torch.minimum(tokens, last)[..., 0]
