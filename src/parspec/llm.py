@@ -234,13 +234,11 @@ class LLM:
                 if not isinstance(ids, Sequence) or not all(type(index) is int for index in ids):
                     raise InvalidRequestError("prompt_token_ids must be a list of integers")
                 return list(ids)
-            prompt = prompt.get("prompt", None)  # type: ignore[assignment]
+            prompt = prompt.get("prompt", "")
         if not isinstance(prompt, str):
             raise InvalidRequestError('a prompt is a string, {"prompt": text} or {"prompt_token_ids": [ids]}')
         if not prompt:
             raise InvalidRequestError("the prompt is empty: give at least one character")
         if self.tokenizer is None:
-            raise ModelError(
-                f'model "{self.engine.target.name}" has no tokenizer: pass {{"prompt_token_ids": [ids]}}'
-            )
+            raise ModelError(f'model "{self.engine.target.name}" has no tokenizer: pass {{"prompt_token_ids": [ids]}}')
         return list(self.tokenizer(prompt)["input_ids"])

@@ -7,7 +7,14 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward
@@ -151,7 +158,7 @@ def test_cached_logits_equal_full_recomputation(family: str) -> None:
     machine.TestCase().runTest()
 
 
-def test_bfloat16_stays_close_to_full_recomputation() -> None:
+def test_bfloat16_stays_close_to_full_recomputation(measured) -> None:
     model, plain = make_models(CONFIGS["qwen2"], torch.bfloat16)
     reference = plain.float()
     cache = GroupCache(model.cache_shape, ROWS, TRUNK, BRANCH)
@@ -161,7 +168,7 @@ def test_bfloat16_stays_close_to_full_recomputation() -> None:
     with torch.no_grad():
         expected = reference(input_ids=torch.cat([prompt.expand(ROWS, -1), block], 1)).logits[:, -5:]
     error = (logits - expected).abs().max() / expected.abs().max()
-    print(f"bfloat16: largest error relative to the largest logit {error:.4f}")
+    measured(f"bfloat16: largest error relative to the largest logit {error:.4f}")
     assert error < 0.03
 
 
@@ -177,11 +184,11 @@ def test_resampling_touches_only_dead_rows() -> None:
     assert torch.equal(cache._branches[:, :, 3, :, :2], before[:, :, 2, :, :2])
 
 
-def test_the_trunk_is_stored_once() -> None:
+def test_the_trunk_is_stored_once(measured) -> None:
     shape = MODELS["llama"][0].cache_shape
     one = GroupCache.bytes_needed(shape, 1, 2256, 73)
     sixteen = GroupCache.bytes_needed(shape, 16, 2256, 73)
-    print(f"cache of 16 particles against 1: {sixteen / one:.2f} times")
+    measured(f"cache of 16 particles against 1: {sixteen / one:.2f} times")
     assert sixteen - one == 15 * 73 * shape.position_bytes
     cache = GroupCache(shape, 16, 2256, 73)
     assert cache._trunk.nbytes + cache._branches.nbytes == sixteen

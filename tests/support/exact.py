@@ -35,7 +35,7 @@ def enumerate_answers(
     return complete
 
 
-def table_logits(model) -> NextLogits:  # noqa: ANN001 (TableModel)
+def table_logits(model) -> NextLogits:
     """The next-token function of a TableModel."""
 
     def next_logits(prefix: Sequence) -> torch.Tensor:

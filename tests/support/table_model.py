@@ -35,10 +35,7 @@ class TableModel:
         """Independent normal logits for every history."""
         generator = torch.Generator().manual_seed(seed)
         return cls(
-            [
-                sharpness * torch.randn(vocab_size**depth, vocab_size, generator=generator)
-                for depth in range(length + 1)
-            ]
+            [sharpness * torch.randn(vocab_size**depth, vocab_size, generator=generator) for depth in range(length + 1)]
         )
 
     def perturbed(self, seed: int, size: float) -> "TableModel":

@@ -62,7 +62,7 @@ class Population:
 
     def histories(self, rows: Tensor) -> list[list[int]]:
         """The answers so far of some particles, which must have equal lengths."""
-        return self.tokens[rows, : int(self.lengths[rows[0]])].tolist()  # type: ignore[no-any-return]
+        return self.tokens[rows, : int(self.lengths[rows[0]])].tolist()
 
     def extend(self, rows: Tensor, block: Tensor, ends: Tensor) -> None:
         """Append a block of tokens to some unfinished particles, each up to its own end.
@@ -91,8 +91,8 @@ class Population:
         Returns:
             ``[N]`` int64 ancestors; survivors keep their own row.
         """
-        self.close_interval()
         ancestors = keep_survivors(self._scheme(normalise(self.log_weights), self.size, self._generator))
+        self.close_interval()
         self.gather(ancestors)
         return ancestors
 

@@ -48,9 +48,7 @@ def smc(task: Task) -> Decoding:
 
     while len(active := population.active):
         length, num_active = population.length, len(active)
-        num_drafted = min(
-            method.num_draft_tokens, task.max_tokens - length - 1, task.draft_room(length)
-        )
+        num_drafted = min(method.num_draft_tokens, task.max_tokens - length - 1, task.draft_room(length))
 
         # Draft: K tokens a particle, with the log-probability each was drawn with.
         block: list[Tensor] = []
@@ -173,7 +171,9 @@ def _finish_cycle(task: Task, population: Population, moves: list[Tensor], repor
     )
 
 
-def _prefixes(task: Task, population: Population, drafted: Tensor | None, ends: Tensor | None, kept: int) -> list[Prefix]:
+def _prefixes(
+    task: Task, population: Population, drafted: Tensor | None, ends: Tensor | None, kept: int
+) -> list[Prefix]:
     """The population's prefixes, the unfinished ones continued by their first ``kept`` drafted tokens."""
     finished = population.finished.tolist()
     prefixes = []
@@ -199,9 +199,7 @@ def _weigh_potentials(
     """
     position = cut.position
     while True:
-        log_potentials = evaluate(
-            task.sampling.potentials, _prefixes(task, population, drafted, ends, position)
-        )
+        log_potentials = evaluate(task.sampling.potentials, _prefixes(task, population, drafted, ends, position))
         log_weights = population.log_weights + increments[:, :position].sum(1)
         log_weights = _change_potential(log_weights, population.log_potentials, log_potentials)
         if torch.isfinite(log_weights).any():

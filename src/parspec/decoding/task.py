@@ -110,7 +110,7 @@ class Task:
     report: Callable[[CycleReport], None]
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Logits ``[..., V]`` to the request's own log-probabilities ``[..., vocab_size]``: for target and draft alike."""
+        """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""
         return process(logits[..., : self.vocab_size], self.sampling)
 
     def draft_room(self, length: int) -> int:

@@ -1,0 +1,1 @@
+"""Requests, groups, the scheduler and the loop that runs them together."""

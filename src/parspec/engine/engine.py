@@ -46,9 +46,7 @@ class Engine:
         ModelError: The two models do not share a tokenizer.
     """
 
-    def __init__(
-        self, target: LoadedModel, draft: LoadedModel | None, defaults: MethodParams, budget: int
-    ) -> None:
+    def __init__(self, target: LoadedModel, draft: LoadedModel | None, defaults: MethodParams, budget: int) -> None:
         self.target = target
         self.draft = draft
         self.defaults = defaults

@@ -121,9 +121,7 @@ class Group:
                 num_prompt_tokens=len(self.request.prompt),
                 num_tokens=len(chosen.token_ids),
                 queue_seconds=self._started_at - self._submitted_at,
-                first_token_seconds=(
-                    None if self._first_token_at is None else self._first_token_at - self._started_at
-                ),
+                first_token_seconds=(None if self._first_token_at is None else self._first_token_at - self._started_at),
                 seconds=seconds,
                 cycles=len(self._reports),
                 num_drafted=sum(report.drafted for report in self._reports),

@@ -79,7 +79,11 @@ def make_request(
         max_tokens=max_tokens,
         stop=StopCondition(sampling, target.eos_ids, target.tokenizer, vocab_size),
         reservation=Reservation.of(
-            len(prompt), max_tokens, method, target.model, draft.model if draft is not None and needs_draft else None
+            len(prompt),
+            max_tokens,
+            method,
+            target.model,
+            draft.model if draft is not None and needs_draft else None,
         ),
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
     )

@@ -1,0 +1,1 @@
+"""Finding, loading and running a model; its trunk-and-branch cache; attention."""

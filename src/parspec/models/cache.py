@@ -6,6 +6,7 @@ property of the cache, not of a row. Memory is reserved when the cache is made, 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,10 +47,10 @@ class GroupCache:
         self.trunk_length = 0
         self.branch_length = 0
         layers, heads, dim = shape.num_layers, shape.num_heads, shape.head_dim
-        new = {"dtype": shape.dtype, "device": shape.device}
+        new = partial(torch.empty, dtype=shape.dtype, device=shape.device)
         # Keys and values of a layer: [2, layers, (particles,) heads, positions, dim].
-        self._trunk = torch.empty(2, layers, heads, trunk_capacity, dim, **new)
-        self._branches = torch.empty(2, layers, num_particles, heads, branch_capacity, dim, **new)
+        self._trunk: Tensor = new(2, layers, heads, trunk_capacity, dim)
+        self._branches: Tensor = new(2, layers, num_particles, heads, branch_capacity, dim)
 
     @staticmethod
     def bytes_needed(shape: CacheShape, num_particles: int, trunk_capacity: int, branch_capacity: int) -> int:
@@ -64,12 +65,12 @@ class GroupCache:
     @property
     def trunk_capacity(self) -> int:
         """Positions the trunk can hold."""
-        return self._trunk.shape[-2]
+        return int(self._trunk.shape[-2])
 
     @property
     def branch_capacity(self) -> int:
         """Positions each branch can hold."""
-        return self._branches.shape[-2]
+        return int(self._branches.shape[-2])
 
     def check_room(self, num_new: int, into_trunk: bool) -> None:
         """Assert that num_new more positions fit; a failure is a bug in the caller's reservation."""

@@ -32,9 +32,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine and torch build can hold weights of this type reordered."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -13,6 +14,7 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
@@ -62,7 +64,7 @@ def load_model(
     Raises:
         ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
     """
-    with _quiet_transformers():
+    with quiet_transformers():
         config = _load_config(folder, name)
         context = check_config(config, name, max_model_len)
         model = _load_weights(folder, name, config, dtype, device)
@@ -72,19 +74,20 @@ def load_model(
 
 def _load_config(folder: Path, name: str) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ModelError(
-            f'model "{name}": {folder / "config.json"} cannot be read ({_first_line(error)}): '
+            f'model "{name}": {folder / "config.json"} cannot be read ({first_line(error)}): '
             "fetch the folder again or use a model this version of transformers knows"
         ) from error
+    return config
 
 
 def _load_weights(
     folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
-) -> torch.nn.Module:
+) -> PreTrainedModel:
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -94,14 +97,16 @@ def _load_weights(
         )
     except Exception as error:  # transformers, safetensors and torch each raise their own kinds
         raise ModelError(
-            f'model "{name}": the weights in {folder} cannot be loaded ({_first_line(error)}): '
+            f'model "{name}": the weights in {folder} cannot be loaded ({first_line(error)}): '
             "delete the folder and fetch the model again"
         ) from error
+    model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing or report["mismatched_keys"]:
         what = f"{len(missing)} weights, first {missing[0]}, are missing" if missing else "weights have other shapes"
         raise ModelError(f'model "{name}": {what} in {folder}: delete the folder and fetch the model again')
-    return model.to(device).eval()
+    result: PreTrainedModel = model.to(device).eval()
+    return result
 
 
 def _load_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
@@ -111,14 +116,12 @@ def _load_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise ModelError(
-            f'model "{name}": the tokenizer in {folder} cannot be loaded ({_first_line(error)}): '
+            f'model "{name}": the tokenizer in {folder} cannot be loaded ({first_line(error)}): '
             "fetch the folder again, or remove the tokenizer files to work with token ids"
         ) from error
 
 
-def _eos_ids(
-    folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[int, ...]:
+def _eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """Ids that end a text: the generation config's, else the model's, else the tokenizer's."""
     sources = [config.eos_token_id, None if tokenizer is None else tokenizer.eos_token_id]
     if (folder / "generation_config.json").exists():
@@ -127,12 +130,13 @@ def _eos_ids(
     return (found,) if isinstance(found, int) else tuple(found)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception says, short enough for a one-line message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and advice off the user's terminal while a model loads."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()

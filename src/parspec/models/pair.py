@@ -67,8 +67,6 @@ def _first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenize
     target_by_id = {index: token for token, index in target_vocab.items()}
     draft_by_id = {index: token for token, index in draft_vocab.items()}
     first = min(
-        index
-        for index in target_by_id.keys() | draft_by_id.keys()
-        if target_by_id.get(index) != draft_by_id.get(index)
+        index for index in target_by_id.keys() | draft_by_id.keys() if target_by_id.get(index) != draft_by_id.get(index)
     )
     return f"first at id {first}: {target_by_id.get(first)!r} against {draft_by_id.get(first)!r}"

@@ -40,7 +40,7 @@ def check_config(config: PreTrainedConfig, name: str, max_model_len: int | None 
     )
     if positions is None:
         raise refuse("no stated context length (max_position_embeddings)")
-    context = min(positions, max_model_len or positions)
+    context: int = min(positions, max_model_len or positions)
 
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     others = sorted(layer_types - {"full_attention", "sliding_attention"})

@@ -157,8 +157,8 @@ def _attention(
         what = f"attention with {', '.join(unserved)}" if unserved else "attention that hides its arguments"
         raise ModelError(f"{type(module).__name__} uses {what}, which parspec cannot serve: use another model")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    flat = (part[0].transpose(0, 1) for part in (query, key, value))
-    output = parspec_pass.attend(module.layer_idx, *flat, scale)  # type: ignore[arg-type]
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    output = parspec_pass.attend(int(module.layer_idx), q, k, v, scale)  # type: ignore[arg-type]
     return output[None], None
 
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode bytes to that are no character, or not yet."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """The text of an answer, without special tokens and without any beautifying of spaces."""
-    return str(
-        tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    )
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
@@ -24,7 +23,11 @@ class Detokenizer:
     """Turns final tokens into text that never changes: all pieces joined are the text of the whole answer.
 
     Held back are the bytes of a character whose rest is still to come, and text that may turn out to be the
-    beginning of a stop string.
+    beginning of a stop string. What comes after a stop string is ignored. Only a window of recent tokens is
+    decoded at a time: an answer's cost grows with its length, not with the square of it.
+
+    One exception: a tokenizer that falls back to single bytes can turn characters already given out into
+    replacement characters if broken bytes follow them directly; what was given out then stays.
 
     Args:
         tokenizer: Of the model.
@@ -34,35 +37,60 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        self._token_ids: list[int] = []
-        self._emitted = 0
+        self._window: list[int] = []
+        self._num_settled = 0  # tokens at the window's start whose text is complete
+        self._num_taken = 0  # characters of the window's text already taken over
+        self._held = ""  # text taken over but not given out yet
+        self._stopped = False
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Take final tokens, return the text that has become final."""
-        if not token_ids:
+        if self._stopped or not token_ids:
             return ""
-        self._token_ids += token_ids
-        # Decoding afresh keeps this exact for every tokenizer; it costs about a microsecond a token.
-        text = decode(self._tokenizer, self._token_ids)
-        end = find_stop(text, self._stop)
-        if end is None:
-            text = text.rstrip(_REPLACEMENT)
-            end = len(text) - self._possible_stop(text)
-        return self._emit(text, end)
+        self._window += token_ids
+        text = decode(self._tokenizer, self._window)
+        # The bytes of an unfinished character decode to replacement characters at the end.
+        complete = text.rstrip(REPLACEMENT)
+        self._take(complete)
+        if complete == text:
+            self._shorten_window()
+        return self._give(len(self._held) - self._possible_stop())
 
     def flush(self) -> str:
         """The rest, once the answer is complete."""
-        text = decode(self._tokenizer, self._token_ids)
-        end = find_stop(text, self._stop)
-        return self._emit(text, len(text) if end is None else end)
+        if self._stopped:
+            return ""
+        self._take(decode(self._tokenizer, self._window))
+        return self._give(len(self._held))
 
-    def _emit(self, text: str, end: int) -> str:
-        piece = text[self._emitted : end]
-        self._emitted = max(self._emitted, end)
+    def _take(self, text: str) -> None:
+        """Take over the new characters of the window's text, and see whether they complete a stop string."""
+        self._held += text[self._num_taken :]
+        self._num_taken = max(self._num_taken, len(text))
+        # Nothing that may begin a stop string is ever given out, so that one can only be in what is held.
+        end = find_stop(self._held, self._stop)
+        if end is not None:
+            self._held, self._stopped = self._held[:end], True
+
+    def _give(self, end: int) -> str:
+        piece, self._held = self._held[:end], self._held[end:]
         return piece
 
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        return max(
-            (n for s in self._stop for n in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:n])), default=0
-        )
+    def _shorten_window(self) -> None:
+        """Drop the tokens before the newest, all of whose text has been taken over."""
+        # The newest stay, as some tokenizers drop a text's first space: the next ones need a text to follow.
+        newest = self._window[self._num_settled :]
+        text = decode(self._tokenizer, newest)
+        if text:
+            self._window, self._num_taken = newest, len(text)
+        self._num_settled = len(self._window)
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        if self._stopped:
+            return 0
+        longest = max((len(s) - 1 for s in self._stop), default=0)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(s.startswith(self._held[-length:]) for s in self._stop):
+                return length
+        return 0

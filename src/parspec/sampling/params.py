@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parspec.errors import InvalidRequestError
@@ -11,6 +11,15 @@ from parspec.smc.resampling import SCHEMES
 
 METHOD_NAMES = ("autoregressive", "speculative", "smc")
 SELECTIONS = ("sample", "best")
+_LONGEST_SHOWN = 80
+
+
+def _refusal(name: str, value: Any, advice: str) -> InvalidRequestError:
+    """The error for a bad value; one line even where the value's own text is long or has several."""
+    shown = " ".join(repr(value).split())
+    if len(shown) > _LONGEST_SHOWN:
+        shown = f"{shown[:_LONGEST_SHOWN]}..."
+    return InvalidRequestError(f"{name} is {shown}: use {advice}")
 
 
 def _real(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], float]:
@@ -20,7 +29,7 @@ def _real(low: float, high: float, *, above: bool = False) -> Callable[[str, Any
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or (above and value == low):
             limit = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-            raise InvalidRequestError(f"{name} is {value!r}: use a number {limit}")
+            raise _refusal(name, value, f"a number {limit}")
         return float(value)
 
     return check
@@ -31,7 +40,7 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
 
     def check(name: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise InvalidRequestError(f"{name} is {value!r}: use a whole number from {low} to {high}")
+            raise _refusal(name, value, f"a whole number from {low} to {high}")
         return value
 
     return check
@@ -39,16 +48,16 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
 
 def _one_of(*names: str) -> Callable[[str, Any], str]:
     def check(name: str, value: Any) -> str:
-        if value not in names:
-            raise InvalidRequestError(f"{name} is {value!r}: use {', '.join(names[:-1])} or {names[-1]}")
-        return str(value)
+        if not isinstance(value, str) or value not in names:
+            raise _refusal(name, value, f"{', '.join(names[:-1])} or {names[-1]}")
+        return value
 
     return check
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} is {value!r}: use True or False")
+        raise _refusal(name, value, "True or False")
     return value
 
 
@@ -57,7 +66,7 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
     if strings is None:
         return ()
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
-        raise InvalidRequestError(f"{name} is {value!r}: use a string or a list of strings, none of them empty")
+        raise _refusal(name, value, "a string or a list of strings, none of them empty")
     return tuple(strings)
 
 
@@ -66,23 +75,24 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
         return ()
     valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if not valid or not all(type(i) is int and i >= 0 for i in value):
-        raise InvalidRequestError(f"{name} is {value!r}: use a list of token ids")
+        raise _refusal(name, value, "a list of token ids, whole numbers from 0")
     return tuple(value)
 
 
 def _callables(name: str, value: Any) -> tuple[Potential, ...]:
     if not isinstance(value, Sequence) or not all(callable(f) for f in value):
-        raise InvalidRequestError(f"{name} must be a list of callables")
+        raise _refusal(name, value, "a list of callables")
     return tuple(value)
 
 
 def _top_k(name: str, value: Any) -> int:
-    """vLLM spells "off" as -1 and transformers as 0; both are taken."""
-    return 0 if value == -1 and not isinstance(value, bool) else _whole(0, 10**7)(name, value)
+    """VLLM spells "off" as -1 and transformers as 0; both are taken."""
+    return 0 if type(value) is int and value == -1 else _whole(0, 10**7)(name, value)
 
 
 def _commit_lag(name: str, value: Any) -> float | int:
-    return math.inf if value == math.inf else _whole(1, 10**7)(name, value)
+    """Infinity is how no limit is asked for: None means the engine's default."""
+    return math.inf if isinstance(value, float) and value == math.inf else _whole(1, 10**7)(name, value)
 
 
 _METHOD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -110,7 +120,7 @@ _SAMPLING_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "potentials": _callables,
 }
 
-_MAY_BE_NONE = frozenset({"max_tokens", "seed", "num_particles", *_METHOD_CHECKS})
+_MAY_BE_NONE = frozenset({"max_tokens", "seed", *_METHOD_CHECKS})
 
 
 def _check_fields(params: Any, checks: dict[str, Callable[[str, Any], Any]]) -> None:
@@ -147,7 +157,7 @@ class SamplingParams:
         select: See `MethodParams`.
 
     Raises:
-        InvalidRequestError: A value is of the wrong type or out of range; names the field and what is allowed.
+        InvalidRequestError: A value is of the wrong type or out of range; says what is allowed.
     """
 
     temperature: float = 1.0
@@ -183,12 +193,12 @@ class MethodParams:
         method: "autoregressive", "speculative" or "smc".
         num_particles: Particles of SMC, or draft chains of speculative decoding. None: 8 particles, 1 chain.
         num_draft_tokens: Tokens drafted a cycle, K.
-        cut_threshold: kappa: drop drafted tokens after the effective sample size falls below this share of the
-            particles. 0 keeps all (fastest), higher follows the target more closely.
+        cut_threshold: kappa: drop drafted tokens after the effective sample size falls below this share of
+            the particles. 0 keeps all (fastest), higher follows the target more closely.
         resample_threshold: tau: resample when the effective sample size is below this share of the particles.
         resampling: "systematic", "stratified", "multinomial" or "residual".
         commit_lag: Most tokens that may stay open before agreement is forced; ``math.inf`` for any number.
-        select: "sample" draws the answer by weight, which makes it follow the target; "best" takes the heaviest.
+        select: "sample" draws the answer by weight, so that it follows the target; "best" takes the heaviest.
 
     Raises:
         InvalidRequestError: A value is of the wrong type or out of range.
@@ -205,9 +215,9 @@ class MethodParams:
 
     def __post_init__(self) -> None:
         _check_fields(self, _METHOD_CHECKS)
-        missing = [f.name for f in fields(self) if getattr(self, f.name) is None and f.name != "num_particles"]
-        if missing:
-            raise InvalidRequestError(f"{missing[0]} is None: leave it out to use the default")
+        for name in _METHOD_CHECKS:
+            if getattr(self, name) is None and name != "num_particles":
+                raise InvalidRequestError(f"{name} is None: leave it out to use the default")
 
     @property
     def rows(self) -> int:
@@ -229,8 +239,8 @@ class MethodParams:
         Raises:
             InvalidRequestError: The request asks for something only SMC can do, of another method.
         """
-        given = {f.name: getattr(sampling, f.name) for f in fields(self) if getattr(sampling, f.name) is not None}
-        merged = replace(self, **given)
+        asked = {name: getattr(sampling, name) for name in _METHOD_CHECKS}
+        merged = replace(self, **{name: value for name, value in asked.items() if value is not None})
         if merged.method != "smc":
             for name, used in (("power", sampling.power != 1), ("potentials", bool(sampling.potentials))):
                 if used:

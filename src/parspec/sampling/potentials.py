@@ -1,7 +1,7 @@
 """Potentials: a user's own factors on the distribution over answers.
 
-The distribution aimed at is the model's, times the product of the potentials' values at the whole answer; values
-on prefixes only steer the population on the way there.
+The distribution aimed at is the model's, times the product of the potentials' values at the whole answer;
+values on prefixes only steer the population on the way there.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,12 +47,19 @@ def evaluate(potentials: Sequence[Potential], prefixes: Sequence[Prefix]) -> Ten
     """
     total = torch.zeros(len(prefixes), dtype=torch.float64)
     for potential in potentials:
-        values = torch.as_tensor(potential(prefixes), dtype=torch.float64).cpu()
         name = getattr(potential, "__name__", type(potential).__name__)
+        returned = potential(prefixes)
+        try:
+            values = torch.as_tensor(returned, dtype=torch.float64).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidRequestError(
+                f"potential {name} returned a {type(returned).__name__} that is not numbers: "
+                "return one log-value for each prefix"
+            ) from error
         if values.shape != total.shape:
             raise InvalidRequestError(
                 f"potential {name} returned shape {tuple(values.shape)} for {len(prefixes)} prefixes: "
-                "return one log-value for each"
+                "return one log-value for each prefix"
             )
         if torch.isnan(values).any() or (values == torch.inf).any():
             raise InvalidRequestError(f"potential {name} returned NaN or +inf: return finite log-values or -inf")

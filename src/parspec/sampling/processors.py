@@ -1,7 +1,7 @@
 """From a model's logits to the distribution a request samples from, and draws from it.
 
-The same function serves target and draft: what a token was drawn from is exactly what its weight or acceptance
-probability is computed with.
+The same function serves target and draft: what a token was drawn from is exactly what its weight or
+acceptance probability is computed with.
 """
 
 import math
@@ -13,7 +13,9 @@ from parspec.errors import ParspecError
 from parspec.sampling.params import SamplingParams
 
 _CANDIDATES = 512
-"""Most probable tokens looked at first for top_p; sorting a whole vocabulary costs a hundred times as much."""
+"""Most probable tokens looked at first for top_p; sorting the whole vocabulary costs far more."""
+_TINY = torch.finfo(torch.float32).tiny
+"""Numbers below would turn into 0 as float32 and make NaN of 0 / 0 and of 0 * -inf."""
 
 
 def process(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -34,12 +36,12 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
     logits = logits.float()
     largest = logits.amax(-1, keepdim=True)
     if not torch.isfinite(largest).all():
-        raise ParspecError("the model produced logits that are not finite: try dtype float32, or fetch it again")
+        raise ParspecError("the model produced NaN or infinite logits: try dtype float32, or fetch the weights again")
     if params.temperature == 0:
         greedy = torch.full_like(logits, -torch.inf)
         return greedy.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
     # Shifted first: a tiny temperature would otherwise overflow.
-    scaled = (logits - largest) / params.temperature if params.temperature != 1 else logits
+    scaled = (logits - largest) / max(params.temperature, _TINY) if params.temperature != 1 else logits
     log_probs = scaled.log_softmax(-1)
     floor = torch.full_like(largest, -torch.inf)
     if params.min_p > 0:
@@ -47,7 +49,8 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
     if 0 < params.top_k < logits.shape[-1]:
         floor = torch.maximum(floor, log_probs.topk(params.top_k, dim=-1).values[..., -1:])
     if params.top_p < 1:
-        kept_mass = _mass_above(log_probs, floor) if (params.min_p > 0 or params.top_k > 0) else torch.ones_like(floor)
+        filtered = params.min_p > 0 or params.top_k > 0
+        kept_mass = _mass_above(log_probs, floor) if filtered else torch.ones_like(floor)
         floor = torch.maximum(floor, _nucleus_floor(log_probs, params.top_p * kept_mass))
     elif params.min_p == 0 and params.top_k == 0:
         return log_probs
@@ -60,13 +63,14 @@ def _mass_above(log_probs: Tensor, floor: Tensor) -> Tensor:
 
 
 def _nucleus_floor(log_probs: Tensor, mass: Tensor) -> Tensor:
-    """Log-probability ``[..., 1]`` of the last token in the smallest most probable set that reaches ``mass``."""
+    """Log-probability ``[..., 1]`` of the last token of the smallest most probable set with this mass."""
     rows, wanted = log_probs.reshape(-1, log_probs.shape[-1]), mass.reshape(-1, 1)
     floor = torch.empty_like(wanted)
     todo = torch.arange(len(rows), device=rows.device)
     count = min(_CANDIDATES, rows.shape[-1])
     while len(todo):
-        top = rows[todo].topk(count, dim=-1).values
+        # The first look, often the only one, is at all rows: no need to copy them.
+        top = (rows if len(todo) == len(rows) else rows[todo]).topk(count, dim=-1).values
         reached = top.exp().cumsum(-1) >= wanted[todo]
         whole = count == rows.shape[-1]
         # Rounding may leave the whole vocabulary short of the mass: then nothing is dropped.
@@ -90,9 +94,10 @@ def power(log_probs: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """
     if alpha == 1:
         return log_probs, log_probs.new_zeros(log_probs.shape[:-1])
-    raised = alpha * log_probs
-    log_z = raised.logsumexp(-1, keepdim=True)
-    return raised - log_z, log_z[..., 0]
+    raised = max(alpha, _TINY) * log_probs
+    # log_softmax has log Z subtracted; logsumexp would give it too, ten times slower on a large vocabulary.
+    normalised = raised.log_softmax(-1)
+    return normalised, raised.amax(-1) - normalised.amax(-1)
 
 
 def sample(log_probs: Tensor, generator: Generator) -> Tensor:

@@ -49,4 +49,5 @@ def prefix_classes(tokens: Tensor, lengths: Tensor, depth: int) -> Tensor:
     """
     keys = tokens[:, :depth].clone()
     keys[torch.arange(depth) >= lengths[:, None]] = -1
-    return torch.unique(keys, dim=0, return_inverse=True)[1]
+    classes: Tensor = torch.unique(keys, dim=0, return_inverse=True)[1]
+    return classes

@@ -1,0 +1,55 @@
+"""From the options to a loaded pair of models."""
+
+import time
+from typing import TYPE_CHECKING
+
+from parspec.cli.console import note
+from parspec.cli.options import ModelOptions
+from parspec.errors import InvalidRequestError, ModelError
+
+if TYPE_CHECKING:
+    from parspec.llm import LLM
+    from parspec.sampling.params import SamplingParams
+
+
+def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
+    """Say what is going to run, then load it.
+
+    Args:
+        options: Which models, and where.
+        sampling: The request's parameters, of which the method decides whether a draft is needed.
+
+    Raises:
+        ModelError: A model cannot be found, read or served, or has no tokenizer.
+        InvalidRequestError: The parameters do not go together.
+    """
+    from parspec.llm import LLM
+    from parspec.models.device import choose_device, choose_dtype
+    from parspec.models.locate import resolve_pair
+    from parspec.sampling.params import MethodParams
+
+    target, draft = resolve_pair(options.target, options.draft)
+    method = sampling.method or ("autoregressive" if draft is None else "smc")
+    if method == "autoregressive":
+        draft = None  # it would only take time and memory
+    elif draft is None:
+        raise InvalidRequestError(f'method "{method}" needs a draft model: name one with --draft')
+    params = MethodParams(method=method).override(sampling)
+    device = choose_device(options.device)
+    dtype = str(choose_dtype(options.dtype, device)).removeprefix("torch.")
+    how = f"method {method}"
+    if draft is not None:
+        how += f" with {params.rows} particles" if method == "smc" else f" with {params.rows} draft chains"
+        how += f" and {params.num_draft_tokens} draft tokens"
+    note(f"target {target}, draft {draft or 'none'}, {how}, {dtype} on {device}")
+
+    start = time.perf_counter()
+    llm = LLM(target, draft, method=method, device=options.device, dtype=options.dtype, cache_dir=options.cache_dir)
+    if llm.tokenizer is None:
+        raise ModelError(
+            f'model "{target}" has no tokenizer: '
+            "put its tokenizer files into the folder, or "
+            "use the Python interface with token ids"
+        )
+    note(f"loaded in {time.perf_counter() - start:.1f} s")
+    return llm
