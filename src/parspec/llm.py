@@ -125,7 +125,8 @@ class LLM:
             InvalidRequestError: A prompt or a parameter cannot be served.
             OutOfMemoryError: A single request exceeds the memory budget.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+        listed: list[Any] = list(prompts) if many else [prompts]
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(listed)
         else:
@@ -156,7 +157,7 @@ class LLM:
         Returns:
             One output a conversation, in their order.
         """
-        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        single = not conversations or isinstance(conversations[0], Mapping)
         listed = [conversations] if single else conversations
         return self.generate([self.chat_prompt(one) for one in listed], sampling_params)  # type: ignore[arg-type]
 
