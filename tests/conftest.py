@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 
 Measured = Callable[[str], None]
 
@@ -12,6 +13,10 @@ Measured = Callable[[str], None]
 def measured(request: pytest.FixtureRequest) -> Measured:
     """``measured(text)`` puts a line into the summary at the end of the run."""
     return lambda text: request.node.user_properties.append(("measured", text))
+
+
+settings.register_profile("parspec", deadline=None)
+settings.load_profile("parspec")
 
 
 def pytest_configure() -> None:
