@@ -1,5 +1,6 @@
 """parspec: faster language-model inference by sequential Monte Carlo speculative decoding."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from parspec.llm import LLM, Chunk
     from parspec.sampling.params import SamplingParams
     from parspec.sampling.potentials import Prefix
+
+# Huge pages under the weights, which torch asks for only if this is set before its first allocation. Measured on two
+# AVX2 cores: reading the weights for one row takes 22 instead of 29 ms, packing a layer 20 instead of 57 ms.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Loaded on first use: importing torch and transformers takes seconds that `parspec --help` need not spend.
 _LAZY = {

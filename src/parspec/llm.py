@@ -1,7 +1,7 @@
 """The offline interface: load a pair of models once, then generate or chat."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,19 @@ class LLM:
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype, torch_device)
 
-        def load(name: str) -> LoadedModel:
-            return load_model(locate(name, cache_dir=cache_dir), name, torch_device, torch_dtype, max_model_len)
-
-        target = load(target_name)
-        loaded_draft = None if draft_name is None else load(draft_name)
+        # Both are found before either is loaded: a misspelt draft should not cost the target's loading time.
+        names = [target_name] if draft_name is None else [target_name, draft_name]
+        folders = [locate(name, cache_dir=cache_dir) for name in names]
+        loaded: list[LoadedModel] = []
+        for folder, name in zip(folders, names, strict=True):
+            partner = loaded[0] if loaded else None
+            loaded.append(load_model(folder, name, torch_device, torch_dtype, max_model_len, partner=partner))
         budget = (
             int(_CACHE_SHARE[torch_device.type] * free_memory(torch_device))
             if cache_memory is None
             else int(cache_memory * 1024**3)
         )
-        self.engine = Engine(target, loaded_draft, defaults, budget)
+        self.engine = Engine(loaded[0], loaded[1] if len(loaded) == 2 else None, defaults, budget)
 
     @property
     def tokenizer(self) -> Any:
@@ -182,7 +184,7 @@ class LLM:
         # The template writes every special token itself; adding them again would double the beginning of text.
         return {"prompt_token_ids": self.tokenizer(text, add_special_tokens=False)["input_ids"]}
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Answer one prompt piece by piece; what has been handed out never changes.
 
         Args:

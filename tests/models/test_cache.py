@@ -45,7 +45,7 @@ def make_models(config, dtype=torch.float32) -> tuple[TransformersModel, PreTrai
     torch.nn.init.normal_(plain.get_output_embeddings().weight, std=0.3)
     ours = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=dtype).eval()
     ours.load_state_dict(plain.state_dict())
-    return TransformersModel(ours, "test", config.max_position_embeddings), plain
+    return TransformersModel(ours, "test", config.max_position_embeddings, dtype), plain
 
 
 MODELS = {name: make_models(config) for name, config in CONFIGS.items()}

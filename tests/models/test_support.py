@@ -83,7 +83,7 @@ def test_soft_capped_attention_is_found_out_at_load() -> None:
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
     with pytest.raises(ModelError, match="softcap"):
-        TransformersModel(model, "some/model", 64)
+        TransformersModel(model, "some/model", 64, torch.float32)
 
 
 def test_an_unfamiliar_model_is_served_after_its_check() -> None:
@@ -94,7 +94,7 @@ def test_an_unfamiliar_model_is_served_after_its_check() -> None:
     config = GPT2Config(**config.to_dict())
     ours = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
     ours.load_state_dict(plain.state_dict())
-    model = TransformersModel(ours, "some/model", 64)
+    model = TransformersModel(ours, "some/model", 64, torch.float32)
     cache = GroupCache(model.cache_shape, 3, 10, 5)
     prompt, block = torch.randint(40, (1, 6)), torch.randint(40, (3, 4))
     model.forward([Forward(model, cache, prompt, 1, into_trunk=True)])

@@ -88,7 +88,7 @@ def tiny_llama(seed: int) -> tuple[LoadedModel, torch.nn.Module]:
     torch.nn.init.normal_(plain.lm_head.weight, std=0.5)
     ours = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION).eval()
     ours.load_state_dict(plain.state_dict())
-    return LoadedModel("tiny", TransformersModel(ours, "tiny", 32), None, (0,)), plain
+    return LoadedModel("tiny", TransformersModel(ours, "tiny", 32, torch.float32), None, (0,)), plain
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "speculative"])

@@ -1,5 +1,6 @@
 """Loading a model folder: weights, tokenizer and the ids that end a text."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,12 +37,14 @@ class LoadedModel:
         model: Runs forward passes.
         tokenizer: None where the folder has none; prompts are then token ids.
         eos_ids: Ids that end a text, of the generation config, else of the model's config or tokenizer.
+        tokenizer_digest: Hash of tokenizer.json; None where there is no such file.
     """
 
     name: str
     model: LanguageModel
     tokenizer: PreTrainedTokenizerBase | None
     eos_ids: tuple[int, ...]
+    tokenizer_digest: str | None = None
 
     @property
     def context(self) -> int:
@@ -50,7 +53,13 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, name: str, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+    folder: Path,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int | None = None,
+    *,
+    partner: "LoadedModel | None" = None,
 ) -> LoadedModel:
     """Load a folder in the layout of transformers.
 
@@ -60,6 +69,7 @@ def load_model(
         device: Where it runs.
         dtype: Number format of weights and cache.
         max_model_len: Upper limit on the context in tokens, below the model's own.
+        partner: A model whose tokenizer is used again if this folder's is the same file.
 
     Raises:
         ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
@@ -67,9 +77,17 @@ def load_model(
     with quiet_transformers():
         config = _load_config(folder, name)
         context = check_config(config, name, max_model_len)
-        model = _load_weights(folder, name, config, dtype, device)
-        tokenizer = _load_tokenizer(folder, name)
-    return LoadedModel(name, TransformersModel(model, name, context), tokenizer, _eos_ids(folder, config, tokenizer))
+        model = _load_weights(folder, name, config, device)
+        digest = _tokenizer_digest(folder)
+        same = partner is not None and digest is not None and digest == partner.tokenizer_digest
+        tokenizer = partner.tokenizer if partner is not None and same else _load_tokenizer(folder, name)
+    return LoadedModel(
+        name,
+        TransformersModel(model, name, context, dtype),
+        tokenizer,
+        _eos_ids(folder, config, tokenizer),
+        digest,
+    )
 
 
 def _load_config(folder: Path, name: str) -> PreTrainedConfig:
@@ -83,14 +101,12 @@ def _load_config(folder: Path, name: str) -> PreTrainedConfig:
     return config
 
 
-def _load_weights(
-    folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
+def _load_weights(folder: Path, name: str, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=dtype,
+            dtype="auto",  # as stored; converted layer by layer later
             attn_implementation=ATTENTION,
             local_files_only=True,
             output_loading_info=True,
@@ -107,6 +123,11 @@ def _load_weights(
         raise ModelError(f'model "{name}": {what} in {folder}: delete the folder and fetch the model again')
     result: PreTrainedModel = model.to(device).eval()
     return result
+
+
+def _tokenizer_digest(folder: Path) -> str | None:
+    file = folder / "tokenizer.json"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
 
 
 def _load_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:

@@ -58,6 +58,8 @@ def locate(name: str, *, cache_dir: Path | None = None, progress: bool = True) -
     cache = cache_dir or default_cache_dir()
     if name in ARTIFACTS:
         return _catalogued(ARTIFACTS[name], cache, progress)
+    if not name:
+        raise ModelError("no name was given for the model: give a local folder, a .gguf file or a hub id")
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked_folder(path)

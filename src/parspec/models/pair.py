@@ -61,6 +61,8 @@ def _num_ids(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
     """The least id the two tokenizers read differently, described; None if they agree on all."""
+    if target is draft:
+        return None
     target_vocab, draft_vocab = target.get_vocab(), draft.get_vocab()
     if target_vocab == draft_vocab:
         return None

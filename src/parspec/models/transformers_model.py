@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from parspec.errors import ModelError
 from parspec.models.cache import CacheShape
 from parspec.models.interface import Forward
-from parspec.models.linear import can_pack, pack_linears
+from parspec.models.layers import can_pack, pack_layers
 from parspec.models.support import PROVEN_FAMILIES
 
 ATTENTION = "parspec"
@@ -28,24 +28,27 @@ class TransformersModel:
     """Runs a transformers causal language model for many groups at once.
 
     Args:
-        model: Loaded with ``attn_implementation=ATTENTION``, in evaluation mode, on its device.
+        model: Loaded with ``attn_implementation=ATTENTION``, in evaluation mode, on its device; taken over.
         name: What to call it in errors.
         max_positions: Longest context served.
+        dtype: Number format to run in, which need not be the one it was stored in.
 
     Raises:
         ModelError: The model's attention does something the trunk-and-branch cache cannot reproduce.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str, max_positions: int) -> None:
+    def __init__(self, model: PreTrainedModel, name: str, max_positions: int, dtype: torch.dtype) -> None:
         self.name = name
         self.max_positions = max_positions
         self.vocab_size: int = model.config.vocab_size
-        self.cache_shape = _cache_shape(model)
+        self.cache_shape = _cache_shape(model, dtype)
         self._model = model
         if model.config.model_type not in PROVEN_FAMILIES:
+            _cast_parameters(model, dtype)
             self._check_against_own_attention()
-        if can_pack(model.device, model.dtype):
-            pack_linears(model)
+        if can_pack(model.device, dtype):
+            pack_layers(model, dtype)
+        _cast_parameters(model, dtype)
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +106,7 @@ class TransformersModel:
             raise ModelError(f"{self_check} ({type(error).__name__}: {error}): use another model") from error
         actual = torch.cat([first[0], second[0]]).float()
         error_size = (actual - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
-        if not error_size < (1e-3 if model.dtype == torch.float32 else 5e-2):
+        if not error_size < (1e-3 if self.cache_shape.dtype == torch.float32 else 5e-2):
             raise ModelError(
                 f"{self_check}: logits differ from its own attention's by {error_size:.1%}: use another model"
             )
@@ -165,7 +168,13 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
-def _cache_shape(model: PreTrainedModel) -> CacheShape:
+def _cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change the format of the weights, but not of buffers: rotary frequencies must stay float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def _cache_shape(model: PreTrainedModel, dtype: torch.dtype) -> CacheShape:
     """Read the sizes of a cached position off the configuration."""
     config: PreTrainedConfig = model.config
     heads = config.num_attention_heads
@@ -173,7 +182,7 @@ def _cache_shape(model: PreTrainedModel) -> CacheShape:
         num_layers=config.num_hidden_layers,
         num_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=model.dtype,
+        dtype=dtype,
         device=model.device,
     )
 
