@@ -30,7 +30,7 @@ test: test-fast  ## all tests, those on real weights included
 	$(BIN)/python -m pytest -m real
 
 test-fast: install  ## the tests that need no weights
-	$(BIN)/python -m pytest -m 'not real'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not real'
 
 lint: install  ## style and types
 	$(BIN)/ruff check $(CODE)

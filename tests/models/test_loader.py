@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parspec.errors import InvalidRequestError, ModelError
+from parspec.errors import InvalidRequestError, ModelError, OutOfMemoryError
+from parspec.models import loader
 from parspec.models.device import choose_device, choose_dtype
 from parspec.models.loader import load_model
 from parspec.models.pair import shared_vocab_size
@@ -94,6 +95,13 @@ def test_a_draft_with_too_few_rows_is_refused(tmp_path: Path) -> None:
     draft = load(make_folder(tmp_path / "d", seed=1, tokenizer=tokenizer, vocab_size=size - 2))
     with pytest.raises(ModelError, match="fewer than"):
         shared_vocab_size(target, draft)
+
+
+def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path: Path, monkeypatch) -> None:
+    folder = make_folder(tmp_path / "m", seed=0)
+    monkeypatch.setattr(loader, "free_memory", lambda _: 100)
+    with pytest.raises(OutOfMemoryError, match=r"needs .* GiB in float32 and 0.0 GiB are free: use dtype bfloat16"):
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["tpu9", "cuda:77"])

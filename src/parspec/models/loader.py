@@ -20,7 +20,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from parspec.errors import ModelError
+from parspec.errors import ModelError, OutOfMemoryError
+from parspec.models.device import free_memory
 from parspec.models.interface import LanguageModel
 from parspec.models.support import check_config
 from parspec.models.transformers_model import ATTENTION, TransformersModel
@@ -73,10 +74,12 @@ def load_model(
 
     Raises:
         ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
+        OutOfMemoryError: The weights do not fit.
     """
     with quiet_transformers():
         config = _load_config(folder, name)
         context = check_config(config, name, max_model_len)
+        _check_memory(folder, name, config, device, dtype)
         model = _load_weights(folder, name, config, device)
         digest = _tokenizer_digest(folder)
         same = partner is not None and digest is not None and digest == partner.tokenizer_digest
@@ -99,6 +102,19 @@ def _load_config(folder: Path, name: str) -> PreTrainedConfig:
             "fetch the folder again or use a model this version of transformers knows"
         ) from error
     return config
+
+
+def _check_memory(folder: Path, name: str, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse weights that cannot fit before the operating system ends the process for them."""
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    needed = stored * dtype.itemsize // stored_dtype.itemsize
+    free = free_memory(device)
+    if needed > free:
+        raise OutOfMemoryError(
+            f'model "{name}" needs {needed / 1024**3:.1f} GiB in {str(dtype).removeprefix("torch.")} and '
+            f"{free / 1024**3:.1f} GiB are free: use dtype bfloat16, a smaller model, or free some memory"
+        )
 
 
 def _load_weights(folder: Path, name: str, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
