@@ -1,6 +1,7 @@
 """SMC against the enumerated truth: distance, evidence, and the cases where it must be exact."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -20,6 +21,17 @@ NEAR, FAR = TARGET.perturbed(seed=4, size=0.4), TARGET.perturbed(seed=5, size=1.
 TRUTH = enumerate_answers(table_logits(TARGET), SamplingParams(), LENGTH, [0])
 BAD = TARGET.perturbed(seed=5, size=2.0)
 RUNS = {2: 1500, 8: 800, 32: 300}
+
+
+@pytest.fixture
+def smc(draw: Callable[..., list[RequestOutput]]) -> Callable[..., list[RequestOutput]]:
+    """``smc(draft, runs, **params)``: that many SMC requests for the target above."""
+
+    def run(draft: TableModel, runs: int, **params: object) -> list[RequestOutput]:
+        defaults = {"method": "smc", "num_draft_tokens": 2, "max_tokens": LENGTH}
+        return draw(loaded(TARGET), loaded(draft), runs, **{**defaults, **params})
+
+    return run
 
 
 def posterior_mean(outputs: list[RequestOutput]) -> dict[tuple[int, ...], float]:
@@ -45,22 +57,14 @@ def noise(outputs: list[RequestOutput]) -> float:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_distance_falls_as_particles_grow(draw, scheme: str, measured) -> None:
+def test_distance_falls_as_particles_grow(smc, scheme: str, measured) -> None:
     """About like 1/N for every cut threshold; and cutting never takes the population further away."""
     distances: dict[tuple[float, int], float] = {}
     errors: dict[tuple[float, int], float] = {}
     for kappa in (0.0, 0.25, 0.5):
         for particles, runs in RUNS.items():
-            outputs = draw(
-                loaded(TARGET),
-                loaded(FAR),
-                runs,
-                method="smc",
-                num_particles=particles,
-                num_draft_tokens=4,
-                cut_threshold=kappa,
-                resampling=scheme,
-                max_tokens=LENGTH,
+            outputs = smc(
+                FAR, runs, num_particles=particles, num_draft_tokens=4, cut_threshold=kappa, resampling=scheme
             )
             distances[kappa, particles] = total_variation(posterior_mean(outputs), TRUTH)
             errors[kappa, particles] = noise(outputs)
@@ -74,21 +78,12 @@ def test_distance_falls_as_particles_grow(draw, scheme: str, measured) -> None:
         assert distances[0.5, particles] <= distances[0.0, particles] + errors[0.5, particles]
 
 
-def test_cutting_pays_where_the_draft_is_bad(draw, measured) -> None:
+def test_cutting_pays_where_the_draft_is_bad(smc, measured) -> None:
     """At equal N the cut brings the population much closer when weights collapse inside a block."""
     for particles, runs in ((4, 1200), (16, 500)):
         distance = {}
         for kappa in (0.0, 0.5):
-            outputs = draw(
-                loaded(TARGET),
-                loaded(BAD),
-                runs,
-                method="smc",
-                num_particles=particles,
-                num_draft_tokens=5,
-                cut_threshold=kappa,
-                max_tokens=LENGTH,
-            )
+            outputs = smc(BAD, runs, num_particles=particles, num_draft_tokens=5, cut_threshold=kappa)
             distance[kappa] = total_variation(posterior_mean(outputs), TRUTH)
             kept = sum(o.metrics.num_kept for o in outputs) / sum(o.metrics.num_drafted for o in outputs)
             measured(
@@ -101,42 +96,21 @@ def test_cutting_pays_where_the_draft_is_bad(draw, measured) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kappa", [0.0, 0.25, 0.5])
 @pytest.mark.parametrize("lag", [math.inf, 1])
-def test_evidence_is_unbiased(draw, scheme: str, kappa: float, lag: float, measured) -> None:
+def test_evidence_is_unbiased(smc, scheme: str, kappa: float, lag: float, measured) -> None:
     """E[Z-hat] is the total mass, here 1, whatever the draft, cut, scheme, and forced commits."""
-    outputs = draw(
-        loaded(TARGET),
-        loaded(FAR),
-        700,
-        method="smc",
-        num_particles=4,
-        num_draft_tokens=2,
-        cut_threshold=kappa,
-        resampling=scheme,
-        commit_lag=lag,
-        max_tokens=LENGTH,
-    )
+    outputs = smc(FAR, 700, num_particles=4, cut_threshold=kappa, resampling=scheme, commit_lag=lag)
     mean, error = evidence(outputs)
     measured(f"{scheme}, kappa={kappa}, lag={lag}: E[Z-hat] = {mean:.4f} +- {error:.4f}")
     assert abs(mean - 1.0) < 4 * error
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5])
-def test_power_aims_at_the_raised_distribution(draw, kappa: float, measured) -> None:
+def test_power_aims_at_the_raised_distribution(smc, kappa: float, measured) -> None:
     mass = sum(p**2 for p in TRUTH.values())
     raised = {answer: p**2 / mass for answer, p in TRUTH.items()}
     distances = []
     for particles in (2, 32):
-        outputs = draw(
-            loaded(TARGET),
-            loaded(NEAR),
-            600,
-            method="smc",
-            num_particles=particles,
-            num_draft_tokens=2,
-            cut_threshold=kappa,
-            power=2.0,
-            max_tokens=LENGTH,
-        )
+        outputs = smc(NEAR, 600, num_particles=particles, cut_threshold=kappa, power=2.0)
         mean, error = evidence(outputs)
         distances.append(total_variation(posterior_mean(outputs), raised))
         measured(
@@ -148,7 +122,7 @@ def test_power_aims_at_the_raised_distribution(draw, kappa: float, measured) -> 
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5])
-def test_potentials_reweight_whole_answers(draw, kappa: float, measured) -> None:
+def test_potentials_reweight_whole_answers(smc, kappa: float, measured) -> None:
     """A soft potential on every prefix; the mass is that of its value on complete answers."""
 
     def likes_ones(prefixes):
@@ -159,17 +133,7 @@ def test_potentials_reweight_whole_answers(draw, kappa: float, measured) -> None
     tilted = {a: TRUTH[a] * value[a] / mass for a in TRUTH}
     distances = []
     for particles in (2, 32):
-        outputs = draw(
-            loaded(TARGET),
-            loaded(NEAR),
-            600,
-            method="smc",
-            num_particles=particles,
-            num_draft_tokens=2,
-            cut_threshold=kappa,
-            potentials=[likes_ones],
-            max_tokens=LENGTH,
-        )
+        outputs = smc(NEAR, 600, num_particles=particles, cut_threshold=kappa, potentials=[likes_ones])
         mean, error = evidence(outputs)
         distances.append(total_variation(posterior_mean(outputs), tilted))
         measured(
@@ -181,16 +145,8 @@ def test_potentials_reweight_whole_answers(draw, kappa: float, measured) -> None
 
 
 @pytest.mark.parametrize("particles", [1, 2, 5])
-def test_exact_when_the_draft_is_the_target(draw, particles: int, measured) -> None:
-    outputs = draw(
-        loaded(TARGET),
-        loaded(TableModel(TARGET.tables)),
-        2000,
-        method="smc",
-        num_particles=particles,
-        num_draft_tokens=3,
-        max_tokens=LENGTH,
-    )
+def test_exact_when_the_draft_is_the_target(smc, particles: int, measured) -> None:
+    outputs = smc(TableModel(TARGET.tables), 2000, num_particles=particles, num_draft_tokens=3)
     assert all(o.metrics.resamplings == 0 for o in outputs)
     assert all(p.weight == pytest.approx(1 / particles) for o in outputs for p in o.posterior.particles)
     assert all(abs(o.posterior.log_evidence) < 1e-5 for o in outputs)
@@ -199,17 +155,9 @@ def test_exact_when_the_draft_is_the_target(draw, particles: int, measured) -> N
     assert p > 1e-4
 
 
-def test_without_drafting_it_is_plain_sampling(draw, measured) -> None:
+def test_without_drafting_it_is_plain_sampling(smc, measured) -> None:
     """K = 0: N independent target samples."""
-    outputs = draw(
-        loaded(TARGET),
-        loaded(FAR),
-        1500,
-        method="smc",
-        num_particles=3,
-        num_draft_tokens=0,
-        max_tokens=LENGTH,
-    )
+    outputs = smc(FAR, 1500, num_particles=3, num_draft_tokens=0)
     assert all(o.metrics.resamplings == 0 for o in outputs)
     draws = [tuple(p.token_ids) for o in outputs for p in o.posterior.particles]
     p = chi_square_p_value(draws, TRUTH)
@@ -217,9 +165,9 @@ def test_without_drafting_it_is_plain_sampling(draw, measured) -> None:
     assert p > 1e-4
 
 
-def test_first_tokens_are_drawn_independently(draw, measured) -> None:
+def test_first_tokens_are_drawn_independently(smc, measured) -> None:
     """Two particles' first tokens are a pair of independent target draws, not one draw copied."""
-    outputs = draw(loaded(TARGET), loaded(FAR), 3000, method="smc", num_particles=2, max_tokens=1)
+    outputs = smc(FAR, 3000, num_particles=2, max_tokens=1)
     first = torch.log_softmax(TARGET.tables[0][0].double(), -1).exp().tolist()
     truth = {(a, b): first[a] * first[b] for a in range(VOCAB) for b in range(VOCAB)}
     pairs = [tuple(p.token_ids[0] for p in o.posterior.particles) for o in outputs]
@@ -228,39 +176,21 @@ def test_first_tokens_are_drawn_independently(draw, measured) -> None:
     assert p > 1e-4
 
 
-def test_truncated_sampling_never_leaves_the_support(draw, measured) -> None:
+def test_truncated_sampling_never_leaves_the_support(smc, measured) -> None:
     """top-k rules out drafted tokens: those particles die, the others go on, and no answer is impossible."""
     sampling = {"top_k": 2, "temperature": 0.8}
     truth = enumerate_answers(table_logits(TARGET), SamplingParams(**sampling), LENGTH, [0])
-    outputs = draw(
-        loaded(TARGET),
-        loaded(FAR),
-        400,
-        method="smc",
-        num_particles=8,
-        num_draft_tokens=3,
-        max_tokens=LENGTH,
-        cut_threshold=0.25,
-        **sampling,
-    )
+    outputs = smc(FAR, 400, num_particles=8, num_draft_tokens=3, cut_threshold=0.25, **sampling)
     alive = {tuple(p.token_ids) for o in outputs for p in o.posterior.particles if p.weight > 0}
     assert alive <= set(truth)
     assert all(tuple(o.token_ids) in truth for o in outputs)
     measured(f"top-k 2: total variation {total_variation(posterior_mean(outputs), truth):.4f}")
 
 
-def test_chi2_estimate_tracks_the_true_divergence(draw, measured) -> None:
+def test_chi2_estimate_tracks_the_true_divergence(smc, measured) -> None:
     """One draft position, many particles: N / ESS - 1 estimates chi2(p || q) of that position."""
-    outputs = draw(
-        loaded(TARGET),
-        loaded(NEAR),
-        200,
-        method="smc",
-        num_particles=64,
-        num_draft_tokens=1,
-        max_tokens=3,
-        resample_threshold=1.0,
-        ignore_eos=True,
+    outputs = smc(
+        NEAR, 200, num_particles=64, num_draft_tokens=1, max_tokens=3, resample_threshold=1.0, ignore_eos=True
     )
     p = torch.log_softmax(TARGET.tables[0][0].double(), -1).exp()
     expected = 0.0
