@@ -98,6 +98,21 @@ def test_nothing_follows_the_end_of_text(method: str) -> None:
     assert "stop" in reasons
 
 
+def test_what_the_draft_says_behind_an_end_weighs_nothing() -> None:
+    """A draft that is the target except after an end of text: no weight may ever change."""
+    tables = []
+    for depth, table in enumerate(TARGET.tables):
+        codes = torch.arange(len(table))
+        ended = torch.stack([codes // VOCAB**i % VOCAB == 0 for i in range(depth)]).any(0) if depth else codes < 0
+        tables.append(torch.where(ended[:, None], -3 * table, table))
+    for seed in range(30):
+        output = run(
+            draft=TableModel(tables), method="smc", num_particles=6, num_draft_tokens=5, max_tokens=8, seed=seed
+        )
+        assert output.metrics.resamplings == 0
+        assert all(p.weight == pytest.approx(1 / 6) for p in output.posterior.particles)
+
+
 def test_stop_at_the_very_last_token_is_a_stop() -> None:
     always_ends = TableModel([table + 50 * (torch.arange(VOCAB) == 0) for table in TARGET.tables])
     output = run(target=always_ends, draft=always_ends, method="smc", num_particles=3, max_tokens=1, seed=0)

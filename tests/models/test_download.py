@@ -47,8 +47,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
 
+    class HttpError(Exception):
+        """As the hub's HTTP library raises them: not an OSError."""
+
     def unreachable(*_: object, **__: object) -> None:
-        raise ConnectionError("no network")
+        raise HttpError("no network")
 
     monkeypatch.setattr(download.HfApi, "model_info", unreachable)
     return folder

@@ -116,7 +116,7 @@ def _fetch_from_hub(repo: str, artifact: Artifact, candidate: Path, bar: _Bar) -
         path = hf_hub_download(repo, artifact.file, local_dir=folder, etag_timeout=_HUB_TIMEOUT)
         Path(path).replace(candidate)
         shutil.rmtree(folder, ignore_errors=True)
-    except (OSError, ValueError) as error:  # all of the hub's own errors are OSErrors
+    except Exception as error:  # the hub's client lets its HTTP library's own errors through
         bar.say(f"the hub cannot be reached ({type(error).__name__}): using the package index")
         return False
     finally:

@@ -8,7 +8,6 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from rich.console import Console
 
 from parspec.errors import ModelError
@@ -128,7 +127,9 @@ def _from_hub(repo: str) -> Path:
     logger.setLevel(logging.ERROR)
     try:
         return _checked_folder(Path(snapshot_download(repo, allow_patterns=_WANTED_FILES, etag_timeout=5)))
-    except (OSError, HFValidationError) as error:  # all of the hub's own errors are OSErrors
+    except ModelError:
+        raise
+    except Exception as error:  # the hub's client lets its HTTP library's own errors through
         raise ModelError(
             f'model "{repo}" is neither a local folder nor to be had from the hub ({type(error).__name__}): '
             "check the name and the connection"
