@@ -4,9 +4,12 @@ transformers reads GGUF itself, but takes the better part of a minute to dequant
 once here instead of at every start.
 """
 
+import io
 import json
 import shutil
+import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -41,7 +44,7 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
         result = Path(scratch) / "model"
         files = {"gguf_file": gguf.name, "local_files_only": True}
         try:
-            with quiet_transformers():
+            with quiet_transformers(), _bars_only_on_a_terminal():
                 tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **files)
                 tokenizer.save_pretrained(result)
                 model = AutoModelForCausalLM.from_pretrained(
@@ -60,6 +63,11 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
         (result / COMPLETE).write_text(json.dumps({"source": source}) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         result.replace(folder)
+
+
+def _bars_only_on_a_terminal() -> AbstractContextManager[object]:
+    """transformers draws a progress bar while it dequantises; in a log file it would be a hundred lines."""
+    return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
 
 
 def _end_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

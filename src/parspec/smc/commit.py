@@ -44,6 +44,12 @@ def plan_commit(
         commit_lag: Most tokens that may stay open; None for any number.
         generator: Source of the class draw and the resampling.
         scheme: Resampling scheme used within the class.
+
+    Returns:
+        The plan. Randomness is consumed only if agreement is forced.
+
+    Raises:
+        ValueError: Agreement has to be forced and no particle has a positive weight.
     """
     shared = common_prefix_length(tokens, lengths)
     depth = 0 if commit_lag is None else int(lengths.max()) - commit_lag

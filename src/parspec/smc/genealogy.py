@@ -47,6 +47,8 @@ def prefix_classes(tokens: Tensor, lengths: Tensor, depth: int) -> Tensor:
     Returns:
         ``[N]`` int64 class numbers, equal exactly for particles of the same class.
     """
+    if depth == 0:  # torch.unique refuses rows without columns
+        return torch.zeros_like(lengths)
     keys = tokens[:, :depth].clone()
     keys[torch.arange(depth) >= lengths[:, None]] = -1
     classes: Tensor = torch.unique(keys, dim=0, return_inverse=True)[1]

@@ -32,12 +32,13 @@ def multinomial(weights: Tensor, count: int, generator: Generator) -> Tensor:
 
 def residual(weights: Tensor, count: int, generator: Generator) -> Tensor:
     """``floor(count * w)`` copies of each for certain, the rest by independent draws (Liu & Chen 1998)."""
-    expected = weights.double() * count
-    certain = expected.floor()
+    expected = weights.double() / weights.double().sum() * count
+    # 49 * (1 / 49) is just below 1: without the margin rounding turns certain copies into lottery tickets.
+    certain = (expected * (1 + 4 * torch.finfo(weights.dtype).eps)).floor()
     ancestors = torch.repeat_interleave(torch.arange(len(weights)), certain.long())[:count]
     missing = count - len(ancestors)
     if missing:
-        rest = expected - certain
+        rest = (expected - certain).clamp_min(0)
         # Rounding can leave nothing of the fractions although a copy is missing: then fall back on the weights.
         rest = rest if rest.sum() > 0 else expected
         ancestors = torch.cat([ancestors, multinomial(rest / rest.sum(), missing, generator)])

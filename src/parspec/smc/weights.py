@@ -33,12 +33,14 @@ def ess(log_weights: Tensor) -> Tensor:
         log_weights: ``[..., N]``.
 
     Returns:
-        ``[...]``, between 1 and N; 0 where all weights are 0.
+        ``[...]``, between 1 and N; 0 where all weights are 0; NaN where one is NaN or infinite.
     """
     largest = log_weights.amax(-1, keepdim=True)
     weights = (log_weights - largest.nan_to_num(nan=torch.nan, neginf=0.0)).exp()
     squares = weights.square().sum(-1)
-    return torch.where(squares > 0, weights.sum(-1).square() / squares.clamp_min(1e-300), 0.0)
+    # Rounding can leave the range by an ulp, which would make N / ESS - 1 negative.
+    size = (weights.sum(-1).square() / squares).clamp(1, log_weights.shape[-1])
+    return torch.where(squares == 0, 0.0, size)
 
 
 def log_mean_exp(log_weights: Tensor) -> Tensor:
