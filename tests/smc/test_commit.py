@@ -8,78 +8,104 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parspec.smc.commit import plan_commit
-from parspec.smc.genealogy import common_prefix_length, compose, prefix_classes, unique_ancestors
+from parspec.smc.genealogy import common_prefix_length
 from parspec.smc.resampling import SCHEMES, systematic
+from tests.smc.ragged import RAGGED, matrix
 
-RAGGED = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=6)
-
-
-def matrix(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged rows as tokens and lengths; what lies beyond a row's end is noise."""
-    width = max(map(len, rows))
-    tokens = torch.tensor([row + [7 + i] * (width - len(row)) for i, row in enumerate(rows)])
-    return tokens, torch.tensor([len(row) for row in rows])
+# Particle 3 is finished and shorter than any depth that is forced; 0 and 4, and 1 and 2, are classes of two.
+ROWS = [[0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 2, 2], [1], [0, 0, 2, 0]]
+ROUNDS = 4000
 
 
-@given(rows=RAGGED)
-def test_common_prefix(rows: list[list[int]]) -> None:
-    expected = 0
-    while all(len(row) > expected for row in rows) and len({row[expected] for row in rows}) == 1:
-        expected += 1
-    assert common_prefix_length(*matrix(rows)) == expected
-
-
-@given(rows=RAGGED, depth=st.integers(1, 6))
-def test_prefix_classes(rows: list[list[int]], depth: int) -> None:
+@given(
+    rows=RAGGED,
+    lag=st.one_of(st.none(), st.integers(1, 5)),
+    log_weights=st.lists(st.one_of(st.floats(-5, 5), st.just(-math.inf)), min_size=6, max_size=6),
+    seed=st.integers(0, 999),
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_plan(scheme: str, rows: list[list[int]], lag: int | None, log_weights: list[float], seed: int) -> None:
+    """Every promise at once, against loops over lists."""
+    if max(log_weights[: len(rows)]) == -math.inf:
+        log_weights[0] = 0.0
     tokens, lengths = matrix(rows)
-    depth = min(depth, tokens.shape[1])
-    classes = prefix_classes(tokens, lengths, depth).tolist()
-    for i, a in enumerate(rows):
-        for j, b in enumerate(rows):
-            assert (classes[i] == classes[j]) == (a[:depth] == b[:depth])
+    weights = torch.tensor(log_weights[: len(rows)], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    before = generator.get_state()
+    plan = plan_commit(tokens, lengths, weights, lag, generator, SCHEMES[scheme])
 
-
-def test_ancestors_of_ancestors() -> None:
-    earlier, later = torch.tensor([0, 0, 2, 2]), torch.tensor([3, 1, 1, 0])
-    assert compose(earlier, later).tolist() == [2, 0, 0, 0]
-    assert unique_ancestors(compose(earlier, later)) == 2
-
-
-@given(rows=RAGGED, lag=st.one_of(st.none(), st.integers(1, 5)), seed=st.integers(0, 999))
-def test_a_plan_leaves_at_most_the_lag_open(rows: list[list[int]], lag: int | None, seed: int) -> None:
-    tokens, lengths = matrix(rows)
-    plan = plan_commit(tokens, lengths, torch.zeros(len(rows)), lag, torch.Generator().manual_seed(seed), systematic)
-    population = rows if plan.ancestors is None else [rows[i] for i in plan.ancestors.tolist()]
-    assert len({tuple(row[: plan.length]) for row in population}) == 1
+    shared, longest = common_prefix_length(tokens, lengths), max(map(len, rows))
+    if lag is None or longest - shared <= lag:
+        assert plan == (shared, None)
+        assert torch.equal(generator.get_state(), before)
+        return
+    depth = longest - lag
+    assert plan.ancestors is not None
+    ancestors = plan.ancestors.tolist()
+    assert len(ancestors) == len(rows)
+    assert all(ancestors[i] == i for i in set(ancestors))
+    assert all(log_weights[i] > -math.inf for i in ancestors)
+    population = [rows[i] for i in ancestors]
+    assert len({tuple(row[:depth]) for row in population}) == 1
     assert plan.length == common_prefix_length(*matrix(population))
-    if lag is None:
-        assert plan.ancestors is None
-    else:
-        open_ = max(map(len, population)) - plan.length
-        assert open_ <= lag or len({tuple(row) for row in population}) == 1
+    assert plan.length >= depth or all(row == population[0] and len(row) < depth for row in population)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_forced_commit_is_unbiased(scheme: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weights", [[0.1, 0.3, 0.15, 0.25, 0.2], [0.02, 0.0, 0.9, 0.06, 0.02]])
+def test_forced_commit_is_unbiased(scheme: str, dtype: torch.dtype, weights: list[float]) -> None:
     """A particle is expected N * w times, finished short ones included."""
-    tokens, lengths = matrix([[0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 2, 2], [1], [0, 0, 2, 0]])
-    log_weights = torch.log(torch.tensor([0.1, 0.3, 0.15, 0.25, 0.2], dtype=torch.float64))
+    log_weights = torch.tensor(weights, dtype=dtype).log() - 3.0
     generator = torch.Generator().manual_seed(0)
     counts = []
-    for _ in range(4000):
-        plan = plan_commit(tokens, lengths, log_weights, 2, generator, SCHEMES[scheme])
+    for _ in range(ROUNDS):
+        plan = plan_commit(*matrix(ROWS), log_weights, 2, generator, SCHEMES[scheme])
         assert plan.ancestors is not None
         counts.append(torch.bincount(plan.ancestors, minlength=5))
     mean = torch.stack(counts).double()
-    error = mean.std(0) / 4000**0.5
-    assert bool(((mean.mean(0) - 5 * log_weights.exp()).abs() < 4 * error).all())
+    error = mean.std(0) / ROUNDS**0.5
+    expected = 5 * torch.tensor(weights, dtype=torch.float64)
+    assert bool(((mean.mean(0) - expected).abs() <= 4 * error).all())
 
 
-def test_dead_particles_never_win() -> None:
+def test_a_finished_short_particle_can_win_and_takes_all() -> None:
+    lengths = set()
+    for seed in range(60):
+        plan = plan_commit(*matrix(ROWS), torch.zeros(5), 2, torch.Generator().manual_seed(seed), systematic)
+        assert plan.ancestors is not None
+        if 3 in plan.ancestors.tolist():
+            assert plan.ancestors.tolist() == [3] * 5
+            assert plan.length == 1
+        else:
+            assert plan.length >= 2
+        lengths.add(plan.length)
+    assert 1 in lengths
+    assert 2 in lengths
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dead_particles_never_win(dtype: torch.dtype) -> None:
     tokens, lengths = matrix([[0, 0, 0], [1, 1, 1]])
-    log_weights = torch.tensor([-math.inf, 0.0])
+    log_weights = torch.tensor([-math.inf, 0.0], dtype=dtype)
     for seed in range(50):
         plan = plan_commit(tokens, lengths, log_weights, 1, torch.Generator().manual_seed(seed), systematic)
         assert plan.ancestors is not None
         assert plan.ancestors.tolist() == [1, 1]
         assert plan.length == 3
+
+
+def test_a_single_particle_is_final_at_once() -> None:
+    plan = plan_commit(*matrix([[4, 5, 6]]), torch.zeros(1), 1, torch.Generator(), systematic)
+    assert plan == (3, None)
+
+
+def test_nothing_open_is_no_plan() -> None:
+    tokens, lengths = torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    assert plan_commit(tokens, lengths, torch.zeros(3), 1, torch.Generator(), systematic) == (0, None)
+
+
+def test_forcing_a_dead_population_is_refused() -> None:
+    tokens, lengths = matrix([[0, 0, 0], [1, 1, 1]])
+    with pytest.raises(ValueError, match="cannot be normalised"):
+        plan_commit(tokens, lengths, torch.full((2,), -math.inf), 1, torch.Generator(), systematic)

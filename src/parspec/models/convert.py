@@ -66,7 +66,7 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
 
 
 def _bars_only_on_a_terminal() -> AbstractContextManager[object]:
-    """transformers draws a progress bar while it dequantises; in a log file it would be a hundred lines."""
+    """While it dequantises, transformers draws a progress bar; in a log file it would be a hundred lines."""
     return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
 
 
