@@ -121,6 +121,8 @@ def test_one_particle_comes_with_a_warning(llm: LLM) -> None:
         ({"prompt_token_ids": [1] * 450}, params(), "takes at most 400"),
         ({"prompt_token_ids": [1] * 600}, params(method="autoregressive"), "takes at most 511"),
         (["a", "b"], [params()], "1 sampling_params for 2 prompts"),
+        ("a", {"temperature": 1}, "must be SamplingParams"),
+        ("\ud800", params(), "half a character"),
     ],
 )
 def test_bad_prompts(llm: LLM, prompts, sampling, message: str) -> None:

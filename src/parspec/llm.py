@@ -129,10 +129,10 @@ class LLM:
         """
         many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
         listed: list[Any] = list(prompts) if many else [prompts]
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(listed)
-        else:
+        if isinstance(sampling_params, Sequence):
             params = list(sampling_params)
+        else:
+            params = [SamplingParams() if sampling_params is None else sampling_params] * len(listed)
         if len(params) != len(listed):
             raise InvalidRequestError(
                 f"{len(params)} sampling_params for {len(listed)} prompts: give one for all, or one for each"
@@ -219,6 +219,8 @@ class LLM:
                 self.engine.abort(request_id)
 
     def _check(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidRequestError("sampling_params must be SamplingParams: one for all prompts, or one for each")
         request = self.engine.check(self._token_ids(prompt), sampling)
         if request.method.method == "smc" and request.method.rows == 1:
             warnings.warn(
@@ -244,4 +246,10 @@ class LLM:
             raise InvalidRequestError("the prompt is empty: give at least one character")
         if self.tokenizer is None:
             raise ModelError(f'model "{self.engine.target.name}" has no tokenizer: pass {{"prompt_token_ids": [ids]}}')
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                "the prompt holds half a character (a lone surrogate): convert it first"
+            ) from error
         return list(self.tokenizer(prompt)["input_ids"])

@@ -11,7 +11,7 @@ from parspec.smc import resampling
 from parspec.smc.resampling import SCHEMES, keep_survivors
 from parspec.smc.weights import normalise
 
-ROUNDS = 4000
+ROUNDS = 2500
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -39,10 +39,8 @@ def test_against_a_walk_along_the_weights(name: str, parts: list[int], seed: int
     uniforms = torch.rand(
         1 if name == "systematic" else 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     ).tolist()
-    if name == "multinomial":
-        points = sorted(uniforms)
-    else:
-        points = [(i + uniforms[i % len(uniforms)]) / 9 for i in range(9)]
+    strata = [(i + uniforms[i % len(uniforms)]) / 9 for i in range(9)]
+    points = sorted(uniforms) if name == "multinomial" else strata
     expected = []
     for point in points:
         index, passed = 0, parts[0]
@@ -55,8 +53,7 @@ def test_against_a_walk_along_the_weights(name: str, parts: list[int], seed: int
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [5, 8])
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 5), (torch.float64, 8)])
 @pytest.mark.parametrize("raw", [[0.05, 0.3, 0.0, 0.4, 0.25], [0.0, 0.97, 0.01, 0.02, 0.0], [0.2] * 5])
 def test_expected_copies(name: str, dtype: torch.dtype, count: int, raw: list[float]) -> None:
     weights = torch.tensor(raw, dtype=dtype)
