@@ -75,6 +75,11 @@ def test_streamed_pieces_join_to_the_answer(llm: LLM, method: str) -> None:
         assert "qu" not in output.text
 
 
+def test_a_stream_refuses_bad_input_at_once(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt is empty"):
+        llm.stream("")
+
+
 def test_leaving_a_stream_early_frees_the_engine(llm: LLM) -> None:
     stream = llm.stream("abc", params(max_tokens=200, method="autoregressive", ignore_eos=True))
     next(stream)

@@ -191,10 +191,17 @@ class LLM:
             prompt: A prompt.
             sampling_params: Its parameters.
 
-        Yields:
-            Pieces as they become final, the last one with the complete output.
+        Returns:
+            A generator of pieces as they become final, the last one with the complete output. Closing it early
+            ends the request.
+
+        Raises:
+            InvalidRequestError: The prompt or a parameter cannot be served; raised here, not at the first piece.
+            OutOfMemoryError: The request exceeds the memory budget.
         """
-        request = self._check(prompt, sampling_params or SamplingParams())
+        return self._stream(self._check(prompt, SamplingParams() if sampling_params is None else sampling_params))
+
+    def _stream(self, request: Request) -> Generator[Chunk, None, None]:
         detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.stop.strings)
         for update in self._run([self.engine.submit(request)]):
             text = "" if detokenizer is None else detokenizer.append(update.token_ids)
