@@ -1,7 +1,8 @@
 """How far the draft strayed from the target, estimated from the weights.
 
 For self-normalised importance sampling E[N / ESS] is about 1 + chi2(p || q), and bias and mean squared error are
-of order chi2 / N (Agapiou et al., Statistical Science 32(3), 2017, arXiv 1511.06196; for SMC-SD arXiv 2604.15672).
+at most constants times (1 + chi2) / N (Agapiou et al., Statistical Science 32(3), 2017, arXiv 1511.06196; for
+SMC-SD arXiv 2604.15672). The estimate cannot exceed N - 1: near that value it only says that N is too small.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Interval:
         end: Length of the answer at its end, in tokens.
         ess: Effective sample size at its end, in particles.
         chi2: Estimate of chi2(p || q) over the stretch.
-        error_scale: chi2 / N, the order of the error it contributes.
+        error_scale: chi2 / N, the scale of the error the mismatch contributes.
     """
 
     end: int
