@@ -12,7 +12,7 @@ from parspec.engine.engine import Engine, Update
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
 from parspec.errors import InvalidRequestError, ModelError
-from parspec.models.device import choose_device, choose_dtype, free_memory
+from parspec.models.device import choose_device, choose_dtype, choose_quantization, free_memory
 from parspec.models.loader import LoadedModel, load_model
 from parspec.models.locate import locate, resolve_pair
 from parspec.sampling.detokenize import Detokenizer
@@ -51,7 +51,10 @@ class LLM:
         draft: The model that proposes, in the same forms. Left out, a pair's alias supplies it.
         method: ``"smc"``, ``"speculative"`` or ``"autoregressive"``; by default ``"smc"`` where there is a draft.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"mps"``.
-        dtype: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
+        dtype: Number format of the arithmetic: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
+        quantization: ``"int8"`` rounds the target's weights, None keeps them.
+        draft_quantization: The same for the draft. ``"auto"`` rounds them where that is faster: a draft's error is
+            corrected, by weights or by rejection, so it costs no accuracy.
         max_model_len: Upper limit on prompt and answer together, in tokens; by default the models' own.
         cache_memory: Memory for key/value caches of all running requests, in GiB; by default a share of what is
             free after loading.
@@ -72,6 +75,8 @@ class LLM:
         method: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quantization: str | None = None,
+        draft_quantization: str | None = "auto",
         max_model_len: int | None = None,
         cache_memory: float | None = None,
         cache_dir: Path | None = None,
@@ -89,14 +94,19 @@ class LLM:
             raise InvalidRequestError(f'method "{defaults.method}" needs a draft model: pass draft=...')
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype, torch_device)
+        formats = [choose_quantization(name, torch_device) for name in (quantization, draft_quantization)]
 
         # Both are found before either is loaded: a misspelt draft should not cost the target's loading time.
         names = [target_name] if draft_name is None else [target_name, draft_name]
         folders = [locate(name, cache_dir=cache_dir) for name in names]
         loaded: list[LoadedModel] = []
-        for folder, name in zip(folders, names, strict=True):
+        for folder, name, rounded in zip(folders, names, formats, strict=False):
             partner = loaded[0] if loaded else None
-            loaded.append(load_model(folder, name, torch_device, torch_dtype, max_model_len, partner=partner))
+            loaded.append(
+                load_model(
+                    folder, name, torch_device, torch_dtype, max_model_len, quantization=rounded, partner=partner
+                )
+            )
         budget = (
             int(_CACHE_SHARE[torch_device.type] * free_memory(torch_device))
             if cache_memory is None

@@ -100,7 +100,7 @@ def test_a_draft_with_too_few_rows_is_refused(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path: Path, monkeypatch) -> None:
     folder = make_folder(tmp_path / "m", seed=0)
     monkeypatch.setattr(loader, "free_memory", lambda _: 100)
-    with pytest.raises(OutOfMemoryError, match=r"needs .* GiB in float32 and 0.0 GiB are free: use dtype bfloat16"):
+    with pytest.raises(OutOfMemoryError, match=r"needs .* GiB in float32 and 0.0 GiB are free: use quantization int8"):
         load(folder)
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from parspec.kernels.linear import quantise
 from parspec.models.loader import LoadedModel
 from parspec.models.transformers_model import ATTENTION, TransformersModel
 from parspec.sampling.params import SamplingParams
-from tests.support.exact import chi_square_p_value, enumerate_answers, table_logits
+from tests.support.exact import chi_square_p_value, enumerate_answers, table_logits, total_variation
 from tests.support.table_model import TableModel, loaded
 
 DRAWS, SIGNIFICANCE, LENGTH = 20_000, 1e-4, 4
@@ -69,8 +70,11 @@ def test_speculative_is_exact_for_processed_distributions(draw, measured) -> Non
     assert p > SIGNIFICANCE
 
 
-def tiny_llama(seed: int) -> tuple[LoadedModel, torch.nn.Module]:
-    """A random transformer of 6 tokens behind the real cache, and the same as transformers runs it."""
+def tiny_llama(seed: int, quantization: str | None = None, noise: float = 0.0) -> tuple[LoadedModel, torch.nn.Module]:
+    """A random transformer of 6 tokens behind the real cache, and the same as transformers runs it.
+
+    Of a quantised model the second has the weights the first has been rounded to.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=6,
@@ -86,15 +90,23 @@ def tiny_llama(seed: int) -> tuple[LoadedModel, torch.nn.Module]:
     plain = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     torch.nn.init.normal_(plain.model.embed_tokens.weight, std=1.0)
     torch.nn.init.normal_(plain.lm_head.weight, std=0.5)
+    plain.lm_head.weight.data += noise * torch.randn(plain.lm_head.weight.shape)
     ours = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION).eval()
     ours.load_state_dict(plain.state_dict())
-    return LoadedModel("tiny", TransformersModel(ours, "tiny", 32, torch.float32), None, (0,)), plain
+    if quantization is not None:
+        for module in plain.modules():
+            if isinstance(module, torch.nn.Linear):
+                levels, scale = quantise(module.weight.detach())
+                module.weight.data = levels * scale[:, None]
+    model = TransformersModel(ours, "tiny", 32, torch.float32, quantization)
+    return LoadedModel("tiny", model, None, (0,)), plain
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("method", ["autoregressive", "speculative"])
-def test_exact_on_a_transformer(draw, method: str, measured) -> None:
-    """The same on a real transformer: its attention, cache and batching are part of what is tested."""
-    (target, plain), (draft, _) = tiny_llama(0), tiny_llama(1)
+def test_exact_on_a_transformer(draw, method: str, quantization: str | None, measured) -> None:
+    """The same on a real transformer: its attention, cache, kernels and batching are part of what is tested."""
+    (target, plain), (draft, _) = tiny_llama(0, quantization), tiny_llama(1, "int8")
 
     def next_logits(prefix: tuple[int, ...]) -> torch.Tensor:
         with torch.no_grad():
@@ -105,5 +117,30 @@ def test_exact_on_a_transformer(draw, method: str, measured) -> None:
         target, draft, DRAWS, prompt=[1, 2], method=method, num_particles=2, num_draft_tokens=2, max_tokens=3
     )
     p = chi_square_p_value([tuple(o.token_ids) for o in outputs], truth)
-    measured(f"{method} on a transformer: chi-square p = {p:.3f} over {len(truth)} answers")
+    measured(f"{method} on a transformer, weights {quantization}: chi-square p = {p:.3f} over {len(truth)} answers")
     assert p > SIGNIFICANCE
+
+
+def test_smc_approaches_a_quantised_transformer(draw, measured) -> None:
+    """Both models on int8 weights: the distance to the quantised target's own distribution falls with N."""
+    (target, plain), (draft, _) = tiny_llama(0, "int8"), tiny_llama(0, "int8", noise=0.2)
+
+    def next_logits(prefix: tuple[int, ...]) -> torch.Tensor:
+        with torch.no_grad():
+            return plain(input_ids=torch.tensor([[1, 2, *prefix]])).logits[0, -1]
+
+    truth = enumerate_answers(next_logits, SamplingParams(), 3, [0])
+    distances = []
+    for particles, runs in ((2, 3000), (16, 1000)):
+        outputs = draw(
+            target, draft, runs, prompt=[1, 2], method="smc", num_particles=particles, num_draft_tokens=2, max_tokens=3
+        )
+        mean: dict[tuple[int, ...], float] = {}
+        for output in outputs:
+            for particle in output.posterior.particles:
+                answer = tuple(particle.token_ids)
+                mean[answer] = mean.get(answer, 0.0) + particle.weight / runs
+        distances.append(total_variation(mean, truth))
+    measured(f"smc on int8 transformers: total variation {distances[0]:.3f} at N = 2, {distances[1]:.3f} at N = 16")
+    assert distances[1] < 0.5 * distances[0]
+    assert distances[1] < 0.06

@@ -54,9 +54,9 @@ class TableModel:
         cache.check_room(num_new, request.into_trunk)
         seen = self.history(cache, rows)
         if request.into_trunk:
-            cache._trunk[0, 0, 0, cache.trunk_length : cache.trunk_length + num_new, 0] = tokens[0].float()
+            cache.trunk[0, 0, 0, cache.trunk_length : cache.trunk_length + num_new, 0] = tokens[0].float()
         else:
-            cache._branches[0, 0, :rows, 0, cache.branch_length : cache.branch_length + num_new, 0] = tokens.float()
+            cache.branches[0, 0, :rows, 0, cache.branch_length : cache.branch_length + num_new, 0] = tokens.float()
         cache.advance(num_new, request.into_trunk)
         whole = torch.cat([seen, tokens], dim=1)[:, 1:]
         digits = self.vocab_size ** torch.arange(whole.shape[1])
@@ -73,8 +73,8 @@ class TableModel:
     @staticmethod
     def history(cache: GroupCache, rows: int) -> Tensor:
         """Tokens ``[rows, length]`` the first ``rows`` particles have in the cache."""
-        trunk = cache._trunk[0, 0, 0, : cache.trunk_length, 0].expand(rows, -1)
-        branch = cache._branches[0, 0, :rows, 0, : cache.branch_length, 0]
+        trunk = cache.trunk[0, 0, 0, : cache.trunk_length, 0].expand(rows, -1)
+        branch = cache.branches[0, 0, :rows, 0, : cache.branch_length, 0]
         return torch.cat([trunk, branch], dim=1).long()
 
 

@@ -44,7 +44,16 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
     note(f"target {target}, draft {draft or 'none'}, {how}, {dtype} on {device}")
 
     start = time.perf_counter()
-    llm = LLM(target, draft, method=method, device=options.device, dtype=options.dtype, cache_dir=options.cache_dir)
+    llm = LLM(
+        target,
+        draft,
+        method=method,
+        device=options.device,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        draft_quantization=None if options.draft_quantization == "none" else options.draft_quantization,
+        cache_dir=options.cache_dir,
+    )
     if llm.tokenizer is None:
         raise ModelError(
             f'model "{target}" has no tokenizer: '

@@ -72,6 +72,14 @@ class ModelOptions:
         str,
         _model("auto, float32 or bfloat16; auto is the fastest for the device.", show_default=True),
     ] = "auto"
+    quantization: Annotated[
+        str | None,
+        _model("int8 rounds the large model's weights: half the memory, faster. Default: as stored.", metavar="NAME"),
+    ] = None
+    draft_quantization: Annotated[
+        str,
+        _model("int8, none, or auto: int8 where that is faster, at no cost in accuracy.", show_default=True),
+    ] = "auto"
     device: Annotated[str, _model("auto, cpu, cuda, cuda:N or mps.", show_default=True)] = "auto"
     cache_dir: CacheDir = None
 
@@ -107,7 +115,7 @@ class RequestOptions:
     commit_lag: Annotated[
         str | None,
         _method(
-            "Tokens that may stay open until the particles must agree; off: any number. Default 64.",
+            "Tokens that may stay open until the particles must agree; off: any number. Default 48.",
             metavar="TOKENS",
         ),
     ] = None

@@ -39,6 +39,12 @@ class GroupCache:
         num_particles: Branches, N.
         trunk_capacity: Positions the trunk can hold.
         branch_capacity: Positions each branch can hold; 0 for a group that only ever has a trunk.
+
+    Attributes:
+        trunk: Keys and values ``[2, layers, heads, positions, dim]``.
+        branches: Keys and values ``[2, layers, particles, heads, positions, dim]``.
+        trunk_length: Positions of the trunk in use.
+        branch_length: Positions of each branch in use.
     """
 
     def __init__(self, shape: CacheShape, num_particles: int, trunk_capacity: int, branch_capacity: int) -> None:
@@ -48,9 +54,8 @@ class GroupCache:
         self.branch_length = 0
         layers, heads, dim = shape.num_layers, shape.num_heads, shape.head_dim
         new = partial(torch.empty, dtype=shape.dtype, device=shape.device)
-        # Keys and values of a layer: [2, layers, (particles,) heads, positions, dim].
-        self._trunk: Tensor = new(2, layers, heads, trunk_capacity, dim)
-        self._branches: Tensor = new(2, layers, num_particles, heads, branch_capacity, dim)
+        self.trunk: Tensor = new(2, layers, heads, trunk_capacity, dim)
+        self.branches: Tensor = new(2, layers, num_particles, heads, branch_capacity, dim)
 
     @staticmethod
     def bytes_needed(shape: CacheShape, num_particles: int, trunk_capacity: int, branch_capacity: int) -> int:
@@ -65,12 +70,12 @@ class GroupCache:
     @property
     def trunk_capacity(self) -> int:
         """Positions the trunk can hold."""
-        return int(self._trunk.shape[-2])
+        return int(self.trunk.shape[-2])
 
     @property
     def branch_capacity(self) -> int:
         """Positions each branch can hold."""
-        return int(self._branches.shape[-2])
+        return int(self.branches.shape[-2])
 
     def check_room(self, num_new: int, into_trunk: bool) -> None:
         """Assert that num_new more positions fit; a failure is a bug in the caller's reservation."""
@@ -104,15 +109,15 @@ class GroupCache:
         heads = self.shape.num_heads
         repeats = num_query_heads // heads
         start, end = self.branch_length, self.branch_length + num_new
-        self._branches[0, layer, :rows, :, start:end] = key.transpose(1, 2)
-        self._branches[1, layer, :rows, :, start:end] = value.transpose(1, 2)
+        self.branches[0, layer, :rows, :, start:end] = key.transpose(1, 2)
+        self.branches[1, layer, :rows, :, start:end] = value.transpose(1, 2)
 
         # [R, H, repeats * T, D]: the query heads of a key head side by side, so that no key is ever repeated.
         grouped = query.view(rows, num_new, heads, repeats, dim).permute(0, 2, 3, 1, 4)
         output, lse = attention_with_lse(
             grouped.reshape(rows, heads, repeats * num_new, dim),
-            self._branches[0, layer, :rows, :, :end],
-            self._branches[1, layer, :rows, :, :end],
+            self.branches[0, layer, :rows, :, :end],
+            self.branches[1, layer, :rows, :, :end],
             scale,
             causal_mask(num_new, end, repeats, query.device),
         )
@@ -120,8 +125,8 @@ class GroupCache:
             # [1, H, R * repeats * T, D]: all particles' queries against the one copy of the trunk.
             trunk_output, trunk_lse = attention_with_lse(
                 grouped.transpose(0, 1).reshape(1, heads, rows * repeats * num_new, dim),
-                self._trunk[0, layer, None, :, : self.trunk_length],
-                self._trunk[1, layer, None, :, : self.trunk_length],
+                self.trunk[0, layer, None, :, : self.trunk_length],
+                self.trunk[1, layer, None, :, : self.trunk_length],
                 scale,
             )
             output = merge(
@@ -148,9 +153,9 @@ class GroupCache:
         """
         _, num_new, num_query_heads, dim = query.shape
         start, end = self.trunk_length, self.trunk_length + num_new
-        self._trunk[0, layer, :, start:end] = key[0].transpose(0, 1)
-        self._trunk[1, layer, :, start:end] = value[0].transpose(0, 1)
-        keys, values = self._trunk[0, layer, None, :, :end], self._trunk[1, layer, None, :, :end]
+        self.trunk[0, layer, :, start:end] = key[0].transpose(0, 1)
+        self.trunk[1, layer, :, start:end] = value[0].transpose(0, 1)
+        keys, values = self.trunk[0, layer, None, :, :end], self.trunk[1, layer, None, :, :end]
         if start == 0:
             output = torch.nn.functional.scaled_dot_product_attention(
                 query.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
@@ -183,7 +188,7 @@ class GroupCache:
             return
         moved = (ancestors != torch.arange(len(ancestors), device=ancestors.device)).nonzero()[:, 0]
         if len(moved):
-            used = self._branches[..., : self.branch_length, :]
+            used = self.branches[..., : self.branch_length, :]
             used[:, :, moved] = used[:, :, ancestors[moved]]
 
     def commit(self, length: int, row: int = 0) -> None:
@@ -196,8 +201,8 @@ class GroupCache:
             return
         end = self.trunk_length + count
         assert end <= self.trunk_capacity, "the trunk's reservation is too small"
-        self._trunk[..., self.trunk_length : end, :] = self._branches[:, :, row, :, :count]
+        self.trunk[..., self.trunk_length : end, :] = self.branches[:, :, row, :, :count]
         kept = self.branch_length - count
         if kept:
-            self._branches[..., :kept, :] = self._branches[..., count : self.branch_length, :].clone()
+            self.branches[..., :kept, :] = self.branches[..., count : self.branch_length, :].clone()
         self.trunk_length, self.branch_length = end, kept

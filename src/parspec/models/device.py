@@ -4,6 +4,10 @@ import psutil
 import torch
 
 from parspec.errors import InvalidRequestError
+from parspec.kernels import linear as kernels
+
+QUANTIZATIONS = ("int8",)
+"""Formats weights can be rounded to, one scale for each output."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,6 +56,22 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise InvalidRequestError(f'dtype "{name}" is not offered: use auto, {" or ".join(DTYPES)}')
     return DTYPES[name]
+
+
+def choose_quantization(name: str | None, device: torch.device) -> str | None:
+    """Turn ``"auto"`` or a name into a format for weights; None keeps them as they are stored.
+
+    ``"auto"`` is int8 where that is read at the speed of its size, that is, where parspec's kernels run.
+
+    Raises:
+        InvalidRequestError: The format is not offered.
+    """
+    if name == "auto":
+        return "int8" if device.type == "cpu" and kernels.available() else None
+    if name not in (None, *QUANTIZATIONS):
+        offered = ", ".join(f'"{known}"' for known in ("auto", *QUANTIZATIONS))
+        raise InvalidRequestError(f'quantization "{name}" is not offered: use {offered} or None')
+    return name
 
 
 def free_memory(device: torch.device) -> int:

@@ -21,8 +21,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from parspec.errors import ModelError, OutOfMemoryError
+from parspec.kernels import linear as kernels
 from parspec.models.device import free_memory
 from parspec.models.interface import LanguageModel
+from parspec.models.layers import weight_bytes
 from parspec.models.support import check_config
 from parspec.models.transformers_model import ATTENTION, TransformersModel
 
@@ -60,6 +62,7 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int | None = None,
     *,
+    quantization: str | None = None,
     partner: "LoadedModel | None" = None,
 ) -> LoadedModel:
     """Load a folder in the layout of transformers.
@@ -70,23 +73,26 @@ def load_model(
         device: Where it runs.
         dtype: Number format of weights and cache.
         max_model_len: Upper limit on the context in tokens, below the model's own.
+        quantization: ``"int8"`` to round the weights of linear layers, None to keep them as they are.
         partner: A model whose tokenizer is used again if this folder's is the same file.
 
     Raises:
         ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
         OutOfMemoryError: The weights do not fit.
     """
+    if quantization is not None and device.type == "cpu" and kernels.available():
+        dtype = torch.float32  # the arithmetic of the kernels, which read the weights as int8
     with quiet_transformers():
         config = _load_config(folder, name)
         context = check_config(config, name, max_model_len)
-        _check_memory(folder, name, config, device, dtype)
+        _check_memory(folder, name, config, device, dtype, quantization)
         model = _load_weights(folder, name, config, device)
         digest = _tokenizer_digest(folder)
         same = partner is not None and digest is not None and digest == partner.tokenizer_digest
         tokenizer = partner.tokenizer if partner is not None and same else _load_tokenizer(folder, name)
     return LoadedModel(
         name,
-        TransformersModel(model, name, context, dtype),
+        TransformersModel(model, name, context, dtype, quantization),
         tokenizer,
         _eos_ids(folder, config, tokenizer),
         digest,
@@ -104,16 +110,23 @@ def _load_config(folder: Path, name: str) -> PreTrainedConfig:
     return config
 
 
-def _check_memory(folder: Path, name: str, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> None:
+def _check_memory(
+    folder: Path,
+    name: str,
+    config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+) -> None:
     """Refuse weights that cannot fit before the operating system ends the process for them."""
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    needed = stored * dtype.itemsize // stored_dtype.itemsize
+    needed = stored * weight_bytes(stored_dtype, device, dtype, quantization) // stored_dtype.itemsize
     free = free_memory(device)
     if needed > free:
         raise OutOfMemoryError(
             f'model "{name}" needs {needed / 1024**3:.1f} GiB in {str(dtype).removeprefix("torch.")} and '
-            f"{free / 1024**3:.1f} GiB are free: use dtype bfloat16, a smaller model, or free some memory"
+            f"{free / 1024**3:.1f} GiB are free: use quantization int8, a smaller model, or free some memory"
         )
 
 

@@ -1,5 +1,7 @@
 """A transformers causal model behind the LanguageModel interface: its modules, our attention and cache.
 
+On a CPU the Llama family skips the modules (`models/native.py`).
+
 The tokens of all requests run as one flat row through the model, so that every weight is read once a pass.
 Only attention needs to know which group a token belongs to; transformers hands it over to us through its
 AttentionInterface, together with the pass (``parspec_pass``) that knows.
@@ -15,7 +17,8 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from parspec.errors import ModelError
 from parspec.models.cache import CacheShape
 from parspec.models.interface import Forward
-from parspec.models.layers import can_pack, pack_layers
+from parspec.models.layers import pack_layers
+from parspec.models.native import NativeDecoder, can_run_natively
 from parspec.models.support import PROVEN_FAMILIES
 
 ATTENTION = "parspec"
@@ -32,23 +35,33 @@ class TransformersModel:
         name: What to call it in errors.
         max_positions: Longest context served.
         dtype: Number format to run in, which need not be the one it was stored in.
+        quantization: ``"int8"`` to round its weights, None to keep them as they are.
 
     Raises:
         ModelError: The model's attention does something the trunk-and-branch cache cannot reproduce.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str, max_positions: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        max_positions: int,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+    ) -> None:
         self.name = name
         self.max_positions = max_positions
         self.vocab_size: int = model.config.vocab_size
         self.cache_shape = _cache_shape(model, dtype)
         self._model = model
+        self._native: NativeDecoder | None = None
         if model.config.model_type not in PROVEN_FAMILIES:
             _cast_parameters(model, dtype)
             self._check_against_own_attention()
-        if can_pack(model.device, dtype):
-            pack_layers(model, dtype)
+        pack_layers(model, model.device, dtype, quantization)
         _cast_parameters(model, dtype)
+        if can_run_natively(model):
+            self._native = NativeDecoder(model)
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +80,13 @@ class TransformersModel:
         """
         for request in requests:
             request.cache.check_room(request.tokens.shape[1], request.into_trunk)
+        logits = self._run_modules(requests) if self._native is None else self._native.forward(requests)
+        for request in requests:
+            request.cache.advance(request.tokens.shape[1], request.into_trunk)
+        return logits
+
+    def _run_modules(self, requests: Sequence[Forward]) -> list[Tensor]:
+        """Run all requests through transformers' modules."""
         tokens = torch.cat([request.tokens.reshape(-1) for request in requests])
         positions = torch.cat([_positions(request) for request in requests])
         wanted = _wanted_rows(requests)
@@ -77,8 +97,6 @@ class TransformersModel:
             logits_to_keep=wanted,
             parspec_pass=_Pass(requests),
         )
-        for request in requests:
-            request.cache.advance(request.tokens.shape[1], request.into_trunk)
         shapes = [(request.tokens.shape[0], request.num_logits) for request in requests]
         parts = output.logits[0].split([rows * count for rows, count in shapes])
         return [part.view(rows, count, self.vocab_size) for part, (rows, count) in zip(parts, shapes, strict=True)]

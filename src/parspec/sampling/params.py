@@ -210,7 +210,7 @@ class MethodParams:
     cut_threshold: float = 0.0
     resample_threshold: float = 0.5
     resampling: str = "systematic"
-    commit_lag: float | int = 64
+    commit_lag: float | int = 48
     select: str = "sample"
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from parspec.errors import ParspecError
+from parspec.kernels import logits as kernels
 from parspec.sampling.params import SamplingParams
 
 _CANDIDATES = 512
@@ -34,15 +35,13 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
         ParspecError: A row has NaN, +inf, or nothing but -inf.
     """
     logits = logits.float()
-    largest = logits.amax(-1, keepdim=True)
+    greedy = params.temperature == 0
+    log_probs, largest = (logits, logits.amax(-1, keepdim=True)) if greedy else _log_softmax(logits, params.temperature)
     if not torch.isfinite(largest).all():
         raise ParspecError("the model produced NaN or infinite logits: try dtype float32, or fetch the weights again")
-    if params.temperature == 0:
-        greedy = torch.full_like(logits, -torch.inf)
-        return greedy.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-    # Shifted first: a tiny temperature would otherwise overflow.
-    scaled = (logits - largest) / max(params.temperature, _TINY) if params.temperature != 1 else logits
-    log_probs = scaled.log_softmax(-1)
+    if greedy:
+        chosen = torch.full_like(logits, -torch.inf)
+        return chosen.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
     floor = torch.full_like(largest, -torch.inf)
     if params.min_p > 0:
         floor = log_probs.amax(-1, keepdim=True) + math.log(params.min_p)
@@ -54,7 +53,17 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
         floor = torch.maximum(floor, _nucleus_floor(log_probs, params.top_p * kept_mass))
     elif params.min_p == 0 and params.top_k == 0:
         return log_probs
-    return log_probs.masked_fill(log_probs < floor, -torch.inf).log_softmax(-1)
+    return _log_softmax(log_probs.masked_fill(log_probs < floor, -torch.inf), 1.0)[0]
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """``log_softmax(logits / temperature)`` and the largest logit ``[..., 1]`` of each row."""
+    temperature = max(temperature, _TINY)
+    if kernels.serves(logits) and math.isfinite(1 / temperature):
+        return kernels.log_softmax(logits, 1 / temperature)
+    largest = logits.amax(-1, keepdim=True)
+    # Shifted first: a tiny temperature would otherwise overflow.
+    return ((logits - largest) / temperature if temperature != 1 else logits).log_softmax(-1), largest
 
 
 def _mass_above(log_probs: Tensor, floor: Tensor) -> Tensor:
@@ -64,6 +73,8 @@ def _mass_above(log_probs: Tensor, floor: Tensor) -> Tensor:
 
 def _nucleus_floor(log_probs: Tensor, mass: Tensor) -> Tensor:
     """Log-probability ``[..., 1]`` of the last token of the smallest most probable set with this mass."""
+    if kernels.serves(log_probs):
+        return kernels.nucleus_floor(log_probs, mass)
     rows, wanted = log_probs.reshape(-1, log_probs.shape[-1]), mass.reshape(-1, 1)
     floor = torch.empty_like(wanted)
     todo = torch.arange(len(rows), device=rows.device)
