@@ -49,7 +49,8 @@ class LLM:
     Args:
         model: Target: a hub id, a local folder, a GGUF file or a known alias (``"qwen2.5-coder"`` names a pair).
         draft: The model that proposes, in the same forms. Left out, a pair's alias supplies it.
-        method: ``"smc"``, ``"speculative"`` or ``"autoregressive"``; by default ``"smc"`` where there is a draft.
+        method: ``"smc"``, ``"speculative"``, ``"autoregressive"``, or ``"auto"``, the fastest of them; by default
+            ``"smc"`` where there is a draft.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"mps"``.
         dtype: Number format of the arithmetic: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
         quantization: ``"int8"`` rounds the target's weights, None keeps them.
@@ -90,7 +91,7 @@ class LLM:
             raise InvalidRequestError(f"max_model_len is {max_model_len}: use 2 or more tokens")
         if cache_memory is not None and not cache_memory > 0:
             raise InvalidRequestError(f"cache_memory is {cache_memory}: use a positive number of GiB")
-        if defaults.method != "autoregressive" and draft_name is None:
+        if defaults.method not in ("autoregressive", "auto") and draft_name is None:
             raise InvalidRequestError(f'method "{defaults.method}" needs a draft model: pass draft=...')
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype, torch_device)

@@ -29,7 +29,7 @@ from tests.support.tokenizers import metaspace_tokenizer
         (["--max-tokens", "0"], ["max_tokens", "1 to"]),
         (["--stop", ""], ["stop", "empty"]),
         (["--seed", "-1"], ["seed"]),
-        (["--method", "magic"], ["method", "autoregressive, speculative or smc"]),
+        (["--method", "magic"], ["method", "autoregressive, speculative, smc or auto"]),
         (["--device", "toaster"], ["toaster", "auto, cpu"]),
         (["--dtype", "float8"], ["float8", "bfloat16"]),
         (["--top-k", "many"], ["--top-k", "parspec --help"]),

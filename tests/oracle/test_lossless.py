@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from parspec.engine.cost import CostModel, PassCost
 from parspec.kernels.linear import quantise
 from parspec.models.loader import LoadedModel
 from parspec.models.transformers_model import ATTENTION, TransformersModel
@@ -67,6 +68,26 @@ def test_speculative_is_exact_for_processed_distributions(draw, measured) -> Non
     )
     p = chi_square_p_value([tuple(o.token_ids) for o in outputs], truth)
     measured(f"speculative with temperature, top-k, top-p and min-p: chi-square p = {p:.3f}")
+    assert p > SIGNIFICANCE
+
+
+def test_auto_is_exact_while_it_stays_lossless(draw, measured) -> None:
+    """The number of drafted tokens changes with load and acceptance, from many to none; the distribution does not."""
+    costs = CostModel(PassCost((1, 250, 1000), (1.0, 1.2, 4.0)), PassCost((1, 250), (0.05, 0.05)))
+    outputs = draw(
+        loaded(TARGET),
+        loaded(DRAFTS["badly matched"]),
+        DRAWS,
+        method="auto",
+        num_particles=1,
+        max_tokens=LENGTH,
+        costs=costs,
+    )
+    assert {o.method for o in outputs} == {"speculative"}
+    drafted = {o.metrics.num_drafted for o in outputs}
+    p = chi_square_p_value([tuple(o.token_ids) for o in outputs], TRUTH)
+    measured(f"auto: chi-square p = {p:.3f}; {min(drafted)} to {max(drafted)} tokens drafted a request")
+    assert min(drafted) < max(drafted)
     assert p > SIGNIFICANCE
 
 

@@ -32,13 +32,15 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
     method = sampling.method or ("autoregressive" if draft is None else "smc")
     if method == "autoregressive":
         draft = None  # it would only take time and memory
-    elif draft is None:
+    elif draft is None and method != "auto":
         raise InvalidRequestError(f'method "{method}" needs a draft model: name one with --draft')
     params = MethodParams(method=method).override(sampling)
     device = choose_device(options.device)
     dtype = str(choose_dtype(options.dtype, device)).removeprefix("torch.")
     how = f"method {method}"
-    if draft is not None:
+    if method == "auto":
+        how += f" of at most {params.rows} particles and {params.num_draft_tokens} draft tokens"
+    elif draft is not None:
         how += f" with {params.rows} particles" if method == "smc" else f" with {params.rows} draft chains"
         how += f" and {params.num_draft_tokens} draft tokens"
     note(f"target {target}, draft {draft or 'none'}, {how}, {dtype} on {device}")

@@ -91,7 +91,7 @@ class RequestOptions:
     method: Annotated[
         str | None,
         _method(
-            "smc, speculative or autoregressive. Default: smc if there is a draft.",
+            "smc, speculative, autoregressive, or auto: the fastest of them. Default: smc if there is a draft.",
             metavar="NAME",
         ),
     ] = None

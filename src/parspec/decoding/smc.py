@@ -48,7 +48,7 @@ def smc(task: Task) -> Decoding:
 
     while len(active := population.active):
         length, num_active = population.length, len(active)
-        num_drafted = min(method.num_draft_tokens, task.max_tokens - length - 1, task.draft_room(length))
+        num_drafted = min(task.draft_length(), task.max_tokens - length - 1, task.draft_room(length))
 
         # Draft: K tokens a particle, with the log-probability each was drawn with.
         block: list[Tensor] = []

@@ -28,7 +28,7 @@ def speculative(task: Task) -> Decoding:
     device = task.prompt.device
 
     logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
-    yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
+    prompt = task.prompt.tolist()
     tokens: list[int] = []
     block = [int(sample(task.log_probs(logits[:, -1]), task.generator))]
     drafted = accepted = 0
@@ -42,12 +42,13 @@ def speculative(task: Task) -> Decoding:
             return Outcome([Particle(tokens, 1.0, stopped)])
 
         remaining = task.max_tokens - len(tokens)
-        drafted = min(task.method.num_draft_tokens, remaining - 1, task.draft_room(len(tokens)))
+        drafted = min(task.draft_length(), remaining - 1, task.draft_room(len(tokens)))
         chains: list[Tensor] = []
         log_q: list[Tensor] = []
         if drafted:
-            # All chains start from the same text: it runs once, as part of the trunk.
-            pending = torch.tensor([tokens[draft_cache.length - prompt_length :]], device=device)
+            # All chains start from the same text: what the draft has not read of it, at first the whole prompt,
+            # runs once, as part of the trunk.
+            pending = torch.tensor([(prompt + tokens)[draft_cache.length :]], device=device)
             logits = yield Forward(draft, draft_cache, pending, 1, into_trunk=True)
             logits = logits.expand(num_chains, -1, -1)
             for k in range(drafted):

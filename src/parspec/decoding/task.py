@@ -92,6 +92,7 @@ class Task:
         generator: Source of every token draw, on the models' device.
         host_generator: Source of resampling, commit and selection draws, on the CPU.
         report: Called at the end of every cycle.
+        draft_length: How many tokens the next cycle should draft, asked at its beginning.
     """
 
     prompt: Tensor
@@ -108,6 +109,7 @@ class Task:
     generator: torch.Generator
     host_generator: torch.Generator
     report: Callable[[CycleReport], None]
+    draft_length: Callable[[], int]
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from parspec.engine.cost import CostModel, measure_costs
 from parspec.engine.group import Group
 from parspec.engine.outputs import RequestOutput
+from parspec.engine.pilot import Pilot
 from parspec.engine.request import Request, make_request
 from parspec.engine.scheduler import Scheduler
 from parspec.models.loader import LoadedModel
@@ -53,6 +55,7 @@ class Engine:
         self.vocab_size = shared_vocab_size(target, draft)
         self.scheduler = Scheduler(budget)
         self._next_id = 0
+        self.pilot = Pilot(self._measure_costs, lambda: len(self.scheduler.running))
 
     def check(self, prompt: list[int], sampling: SamplingParams) -> Request:
         """Check a prompt and its parameters without queueing anything.
@@ -110,12 +113,25 @@ class Engine:
         while (entry := self.scheduler.next_admissible()) is not None:
             request_id, request, submitted_at = entry
             try:
-                group = Group(request, self.target, self.draft, self.vocab_size, submitted_at)
+                pilot = self.pilot if request.method.method == "auto" else None
+                if pilot is not None:
+                    request = self._settle(request)
+                group = Group(request, self.target, self.draft, self.vocab_size, submitted_at, pilot)
             except Exception as error:
                 updates.append(self._fail(request_id, error))
             else:
                 self.scheduler.running[request_id] = group
         return updates
+
+    def _settle(self, request: Request) -> Request:
+        """Choose the method of a request that left it open."""
+        needs_smc = request.sampling.power != 1 or bool(request.sampling.potentials)
+        method = self.pilot.choose(request.method, len(self.scheduler.waiting) + 1, needs_smc=needs_smc)
+        return request.with_method(method, self.target.model, None if self.draft is None else self.draft.model)
+
+    def _measure_costs(self) -> CostModel:
+        assert self.draft is not None
+        return measure_costs(self.target.model, self.draft.model)
 
     def _collect(self, request_id: int, group: Group) -> list[Update]:
         final = group.take_final()

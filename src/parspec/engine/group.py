@@ -9,6 +9,7 @@ from torch import Tensor
 from parspec.decoding import METHODS
 from parspec.decoding.task import CycleReport, Outcome, Task
 from parspec.engine.outputs import FinishReason, Metrics, Posterior, PosteriorParticle, RequestOutput
+from parspec.engine.pilot import Pilot
 from parspec.engine.request import Request
 from parspec.models.interface import Forward
 from parspec.models.loader import LoadedModel
@@ -20,6 +21,14 @@ _HOST_STREAM = 0x5DEECE66D
 
 class Group:
     """One request between its admission and its end.
+
+    Args:
+        request: What is asked for, its method settled.
+        target: The model aimed at.
+        draft: The model that proposes, or None.
+        vocab_size: Number of ids that may be drawn.
+        submitted_at: When it was queued.
+        pilot: Chooses the draft length of each cycle; None for the request's own.
 
     Attributes:
         request: What is asked for.
@@ -34,6 +43,7 @@ class Group:
         draft: LoadedModel | None,
         vocab_size: int,
         submitted_at: float,
+        pilot: Pilot | None = None,
     ) -> None:
         self.request = request
         self.forward: Forward | None = None
@@ -47,6 +57,10 @@ class Group:
         self._num_final = 0
         device = target.model.cache_shape.device
         reservation = request.reservation
+        draft_length: Callable[[], int] = lambda: request.method.num_draft_tokens  # noqa: E731
+        self._observe: Callable[[CycleReport], None] | None = None
+        if pilot is not None:
+            draft_length, self._observe = pilot.steer(request.method)
         uses_draft = request.method.method != "autoregressive"
         task = Task(
             prompt=torch.tensor(request.prompt, device=device),
@@ -63,6 +77,7 @@ class Group:
             generator=torch.Generator(device).manual_seed(request.seed),
             host_generator=torch.Generator().manual_seed(request.seed ^ _HOST_STREAM),
             report=self._record,
+            draft_length=draft_length,
         )
         self._decoding = METHODS[request.method.method](task)
         self._advance(lambda: next(self._decoding))
@@ -90,6 +105,8 @@ class Group:
 
     def _record(self, report: CycleReport) -> None:
         self._reports.append(report)
+        if self._observe is not None:
+            self._observe(report)
         if report.final and self._first_token_at is None:
             self._first_token_at = time.perf_counter()
         self._new_final.extend(report.final)

@@ -1,10 +1,11 @@
 """One request: what is asked for, checked and sized before anything runs."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parspec.engine.reservation import Reservation
 from parspec.errors import InvalidRequestError
+from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
 from parspec.sampling.params import MethodParams, SamplingParams
 from parspec.sampling.stopping import StopCondition
@@ -31,6 +32,11 @@ class Request:
     stop: StopCondition
     reservation: Reservation
     seed: int
+
+    def with_method(self, method: MethodParams, target: LanguageModel, draft: LanguageModel | None) -> "Request":
+        """The same request by another method, with the memory that one needs."""
+        reservation = Reservation.of(len(self.prompt), self.max_tokens, method, target, draft)
+        return replace(self, method=method, reservation=reservation)
 
 
 def make_request(
@@ -60,6 +66,8 @@ def make_request(
     outside = next((index for index in prompt if not 0 <= index < vocab_size), None)
     if outside is not None:
         raise InvalidRequestError(f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}")
+    if method.method == "auto" and draft is None:
+        method = replace(defaults, method="autoregressive").override(replace(sampling, method=None))
     needs_draft = method.method != "autoregressive"
     if needs_draft and draft is None:
         raise InvalidRequestError(f'method "{method.method}" needs a draft model: give one, or use "autoregressive"')

@@ -20,12 +20,14 @@ class Reservation:
         num_rows: Particles, or chains.
         trunk_capacity: Positions of the trunk.
         branch_capacity: Positions of each branch.
-        num_bytes: Bytes held while the request runs.
+        cache_bytes: Bytes of the caches.
+        num_bytes: Bytes held while the request runs, logits included.
     """
 
     num_rows: int
     trunk_capacity: int
     branch_capacity: int
+    cache_bytes: int
     num_bytes: int
 
     @classmethod
@@ -51,16 +53,16 @@ class Reservation:
             num_rows, num_positions = method.rows, min(method.num_draft_tokens + 1, max_tokens)
             # Tokens that are not final yet, at most commit_lag of them, and the block behind them.
             open_tokens = max_tokens
-            if method.method == "smc" and method.max_open_tokens is not None:
+            if method.method in ("smc", "auto") and method.max_open_tokens is not None:
                 open_tokens = min(method.max_open_tokens, max_tokens)
             elif method.method == "speculative":
                 open_tokens = 0
             branch = min(open_tokens + num_positions, max_tokens)
         trunk = prompt_length + max_tokens
         caches = [model.cache_shape for model in (target, draft) if model is not None]
-        num_bytes = sum(GroupCache.bytes_needed(shape, num_rows, trunk, branch) for shape in caches)
-        num_bytes += _LOGITS_COPIES * num_rows * num_positions * target.vocab_size * torch.float32.itemsize
-        return cls(num_rows, trunk, branch, num_bytes)
+        cache_bytes = sum(GroupCache.bytes_needed(shape, num_rows, trunk, branch) for shape in caches)
+        logits_bytes = _LOGITS_COPIES * num_rows * num_positions * target.vocab_size * torch.float32.itemsize
+        return cls(num_rows, trunk, branch, cache_bytes, cache_bytes + logits_bytes)
 
     def cache_for(self, model: LanguageModel) -> GroupCache:
         """Allocate the request's cache under one model."""

@@ -116,6 +116,23 @@ def pack_layers(module: nn.Module, device: torch.device, dtype: torch.dtype, qua
             setattr(parent, name, _pack_linear(child, dtype, quantization, scratch, small, onednn))
 
 
+def count_weights(module: nn.Module) -> tuple[int, int]:
+    """Number and bytes of the weights all linear layers below ``module`` read in a pass."""
+    numbers = bytes_read = 0
+    for layer in module.modules():
+        if isinstance(layer, SmallWeightLinear):
+            weight = layer.packed.data
+        elif isinstance(layer, PackedLinear):
+            weight = layer.packed
+        elif isinstance(layer, nn.Linear):
+            weight = layer.weight
+        else:
+            continue
+        numbers += layer.in_features * layer.out_features
+        bytes_read += layer.in_features * layer.out_features * weight.dtype.itemsize
+    return numbers, bytes_read
+
+
 def _pack_linear(
     linear: nn.Linear, dtype: torch.dtype, quantization: str | None, scratch: Tensor, small: bool, onednn: bool
 ) -> nn.Module:

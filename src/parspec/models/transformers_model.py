@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from parspec.errors import ModelError
 from parspec.models.cache import CacheShape
 from parspec.models.interface import Forward
-from parspec.models.layers import pack_layers
+from parspec.models.layers import count_weights, pack_layers
 from parspec.models.native import NativeDecoder, can_run_natively
 from parspec.models.support import PROVEN_FAMILIES
 
@@ -36,6 +36,10 @@ class TransformersModel:
         max_positions: Longest context served.
         dtype: Number format to run in, which need not be the one it was stored in.
         quantization: ``"int8"`` to round its weights, None to keep them as they are.
+
+    Attributes:
+        num_weights: Weights a pass over one token reads; the rows of the embedding aside.
+        weight_bytes: Bytes of these: what the fastest possible pass has to read.
 
     Raises:
         ModelError: The model's attention does something the trunk-and-branch cache cannot reproduce.
@@ -60,6 +64,7 @@ class TransformersModel:
             self._check_against_own_attention()
         pack_layers(model, model.device, dtype, quantization)
         _cast_parameters(model, dtype)
+        self.num_weights, self.weight_bytes = count_weights(model)
         if can_run_natively(model):
             self._native = NativeDecoder(model)
 

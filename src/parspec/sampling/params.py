@@ -9,7 +9,7 @@ from parspec.errors import InvalidRequestError
 from parspec.sampling.potentials import Potential
 from parspec.smc.resampling import SCHEMES
 
-METHOD_NAMES = ("autoregressive", "speculative", "smc")
+METHOD_NAMES = ("autoregressive", "speculative", "smc", "auto")
 SELECTIONS = ("sample", "best")
 _LONGEST_SHOWN = 80
 
@@ -190,9 +190,11 @@ class MethodParams:
     """How answers are made.
 
     Attributes:
-        method: "autoregressive", "speculative" or "smc".
-        num_particles: Particles of SMC, or draft chains of speculative decoding. None: 8 particles, 1 chain.
-        num_draft_tokens: Tokens drafted a cycle, K.
+        method: "autoregressive", "speculative", "smc", or "auto": the fastest of them at the present load, lossless
+            unless SMC is clearly faster.
+        num_particles: Particles of SMC, or draft chains of speculative decoding. None: 8 particles, 1 chain. Under
+            "auto" the most particles it may take.
+        num_draft_tokens: Tokens drafted a cycle, K; under "auto" the most.
         cut_threshold: kappa: drop drafted tokens after the effective sample size falls below this share of
             the particles. 0 keeps all (fastest), higher follows the target more closely.
         resample_threshold: tau: resample when the effective sample size is below this share of the particles.
@@ -226,7 +228,7 @@ class MethodParams:
             return 1
         if self.num_particles is not None:
             return self.num_particles
-        return 8 if self.method == "smc" else 1
+        return 1 if self.method == "speculative" else 8
 
     @property
     def max_open_tokens(self) -> int | None:
@@ -241,7 +243,7 @@ class MethodParams:
         """
         asked = {name: getattr(sampling, name) for name in _METHOD_CHECKS}
         merged = replace(self, **{name: value for name, value in asked.items() if value is not None})
-        if merged.method != "smc":
+        if merged.method not in ("smc", "auto"):
             for name, used in (("power", sampling.power != 1), ("potentials", bool(sampling.potentials))):
                 if used:
                     raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"')
