@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 CODE := src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format clean
+.PHONY: help install demo test test-fast lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: test-fast  ## all tests, those on real weights included
 test-fast: install  ## the tests that need no weights
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not real'
 
+bench: install  ## measure speed, the short form: about a quarter of an hour on an otherwise idle machine
+	$(BIN)/parspec bench speed --short --json speed.json --plots plots
+
 lint: install  ## style and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
@@ -42,5 +45,5 @@ format: install  ## put the code into the agreed form
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## remove the environment and all caches of tools; models stay
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist plots speed.json .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

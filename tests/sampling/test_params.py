@@ -152,7 +152,7 @@ def test_what_only_smc_can_do_is_refused_elsewhere(method: str, given: dict[str,
 def test_rows_and_open_tokens() -> None:
     assert [MethodParams(method=m).rows for m in ("autoregressive", "speculative", "smc")] == [1, 1, 8]
     assert [MethodParams(method=m, num_particles=4).rows for m in ("autoregressive", "speculative", "smc")] == [1, 4, 4]
-    assert MethodParams().max_open_tokens == 64
+    assert MethodParams().max_open_tokens == 48
     assert MethodParams(commit_lag=INF).max_open_tokens is None
 
 

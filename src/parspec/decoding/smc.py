@@ -67,11 +67,10 @@ def smc(task: Task) -> Decoding:
         # Score: one pass of the target over the last token and the block.
         tokens = torch.cat([last, *block], dim=1)
         logits = yield Forward(task.target, target_cache, tokens, num_drafted + 1)
-        log_p = task.log_probs(logits)
 
         # Weigh. Positions behind a particle's own end, and finished particles, contribute nothing.
         drafted = tokens[:, 1:]
-        increments = alpha * log_p[:, :num_drafted].gather(-1, drafted[..., None])[..., 0]
+        increments = alpha * task.log_probs_at(logits[:, :num_drafted], drafted)
         if num_drafted:
             increments = increments - torch.cat(block_log_q, dim=1)
         drafted, increments = drafted.cpu(), increments.cpu().double()
@@ -99,7 +98,8 @@ def smc(task: Task) -> Decoding:
         active = population.active
         if len(active):
             ancestors = moves[0][active] if moves else active
-            _draw_bonus(task, population, log_p[ancestors.to(device), cut.position], active)
+            log_p = task.log_probs(logits[ancestors.to(device), cut.position])
+            _draw_bonus(task, population, log_p, active)
         advanced = cut.position + (1 if len(active) else 0)
         report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled)
         _finish_cycle(task, population, moves, report)

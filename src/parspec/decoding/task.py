@@ -13,7 +13,7 @@ from torch import Tensor
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward, LanguageModel
 from parspec.sampling.params import MethodParams, SamplingParams
-from parspec.sampling.processors import process
+from parspec.sampling.processors import log_probs_at, process
 from parspec.sampling.stopping import StopCondition
 from parspec.smc.diagnostics import Interval
 
@@ -114,6 +114,10 @@ class Task:
     def log_probs(self, logits: Tensor) -> Tensor:
         """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""
         return process(logits[..., : self.vocab_size], self.sampling)
+
+    def log_probs_at(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """The request's log-probabilities ``[...]`` of one token for each row of logits ``[..., V]``."""
+        return log_probs_at(logits[..., : self.vocab_size], tokens, self.sampling)
 
     def draft_room(self, length: int) -> int:
         """How many tokens can be drafted behind ``length`` answer tokens before the draft's context is full."""

@@ -31,6 +31,8 @@ _SIGNATURES = {
     "parspec_linear": (None, (_POINTER, _POINTER, _SIZE, _POINTER, _INT)),
     "parspec_decode": (_INT, (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "parspec_log_softmax": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER, _INT)),
+    "parspec_log_softmax_at": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER, _POINTER, _INT)),
+    "parspec_draw": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _INT)),
     "parspec_nucleus_floor": (None, (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT)),
 }
 

@@ -1,4 +1,4 @@
-// From logits to log-probabilities, and the threshold of top-p, one row of a large vocabulary at a time.
+// From logits to log-probabilities, the threshold of top-p, and draws, one row of a large vocabulary at a time.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -38,8 +38,8 @@ Largest largest_of(const float* x, int64_t n) {
   return result;
 }
 
-// out = (x - largest) * scale; returns the sum of exp(out).
-double shift(const float* x, int64_t n, float largest, float scale, float* out) {
+// The sum of exp((x - largest) * scale); the exponents go to out unless that is null.
+double shifted_sum(const float* x, int64_t n, float largest, float scale, float* out) {
   double total = 0.0;
   for (int64_t start = 0; start < n; start += kStretch) {
     const int64_t end = std::min(n, start + kStretch);
@@ -47,16 +47,42 @@ double shift(const float* x, int64_t n, float largest, float scale, float* out) 
     int64_t i = start;
     for (; i + 8 <= end; i += 8) {
       const __m256 v = _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(largest)), _mm256_set1_ps(scale));
-      _mm256_storeu_ps(out + i, v);
+      if (out != nullptr) _mm256_storeu_ps(out + i, v);
       sum = _mm256_add_ps(sum, exp8(v));
     }
     total += sum8(sum);
     for (; i < end; ++i) {
-      out[i] = (x[i] - largest) * scale;
-      total += std::exp(out[i]);
+      const float v = (x[i] - largest) * scale;
+      if (out != nullptr) out[i] = v;
+      total += std::exp(v);
     }
   }
   return total;
+}
+
+// The first index whose cumulative probability exceeds u times the total, u in [0, 1).
+int64_t draw(const float* log_probs, int64_t n, double u) {
+  const int64_t stretches = (n + kStretch - 1) / kStretch;
+  std::vector<double> sums(stretches);
+  double total = 0.0;
+  for (int64_t s = 0; s < stretches; ++s) {
+    const int64_t start = s * kStretch;
+    sums[s] = shifted_sum(log_probs + start, std::min(kStretch, n - start), 0.0f, 1.0f, nullptr);
+    total += sums[s];
+  }
+  double left = u * total;
+  int64_t stretch = 0;
+  while (stretch + 1 < stretches && left >= sums[stretch]) left -= sums[stretch++];
+  while (stretch > 0 && sums[stretch] == 0.0) --stretch;  // rounded past the last token of positive probability
+  int64_t last = stretch * kStretch;
+  for (int64_t i = last; i < std::min(n, (stretch + 1) * kStretch); ++i) {
+    const float p = std::exp(log_probs[i]);
+    if (p == 0.0f) continue;
+    last = i;
+    left -= p;
+    if (left < 0.0) break;
+  }
+  return last;
 }
 
 // Floats in an order integers have: larger float, larger key.
@@ -112,9 +138,29 @@ void parspec_log_softmax(const float* x, int64_t rows, int64_t n, int64_t stride
     float* to = out + row * n;
     const Largest found = largest_of(from, n);
     largest[row] = found.nan ? std::numeric_limits<float>::quiet_NaN() : found.value;
-    const float log_total = static_cast<float>(std::log(shift(from, n, found.value, scale, to)));
+    const float log_total = static_cast<float>(std::log(shifted_sum(from, n, found.value, scale, to)));
     for (int64_t i = 0; i < n; ++i) to[i] -= log_total;
   }
+}
+
+// out [rows] = log_softmax(x * scale) at one token a row; x and largest as above.
+void parspec_log_softmax_at(const float* x, int64_t rows, int64_t n, int64_t stride, float scale, const int64_t* tokens,
+                            float* out, float* largest, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * stride;
+    const Largest found = largest_of(from, n);
+    largest[row] = found.nan ? std::numeric_limits<float>::quiet_NaN() : found.value;
+    const double total = shifted_sum(from, n, found.value, scale, nullptr);
+    out[row] = (from[tokens[row]] - found.value) * scale - static_cast<float>(std::log(total));
+  }
+}
+
+// tokens [rows], one of each row of log-probabilities x [rows, n], by uniforms [rows].
+void parspec_draw(const float* x, int64_t rows, int64_t n, int64_t stride, const double* uniforms, int64_t* tokens,
+                  int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (int64_t row = 0; row < rows; ++row) tokens[row] = draw(x + row * stride, n, uniforms[row]);
 }
 
 // out [rows]: of log-probabilities x [rows, n] the last of the nucleus of mass [rows].

@@ -37,8 +37,7 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
     logits = logits.float()
     greedy = params.temperature == 0
     log_probs, largest = (logits, logits.amax(-1, keepdim=True)) if greedy else _log_softmax(logits, params.temperature)
-    if not torch.isfinite(largest).all():
-        raise ParspecError("the model produced NaN or infinite logits: try dtype float32, or fetch the weights again")
+    _check_finite(largest)
     if greedy:
         chosen = torch.full_like(logits, -torch.inf)
         return chosen.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
@@ -54,6 +53,34 @@ def process(logits: Tensor, params: SamplingParams) -> Tensor:
     elif params.min_p == 0 and params.top_k == 0:
         return log_probs
     return _log_softmax(log_probs.masked_fill(log_probs < floor, -torch.inf), 1.0)[0]
+
+
+def log_probs_at(logits: Tensor, tokens: Tensor, params: SamplingParams) -> Tensor:
+    """``process(logits, params)`` at one token of each row, without the rest where that can be had.
+
+    Args:
+        logits: ``[..., V]``.
+        tokens: ``[...]`` int64.
+        params: The request's parameters.
+
+    Returns:
+        ``[...]`` float32.
+
+    Raises:
+        ParspecError: As for `process`.
+    """
+    truncated = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
+    scale = 1 / max(params.temperature, _TINY)
+    if params.temperature == 0 or truncated or not math.isfinite(scale) or not kernels.serves(logits):
+        return process(logits, params).gather(-1, tokens[..., None])[..., 0]
+    log_probs, largest = kernels.log_softmax_at(logits, scale, tokens)
+    _check_finite(largest)
+    return log_probs
+
+
+def _check_finite(largest: Tensor) -> None:
+    if not torch.isfinite(largest).all():
+        raise ParspecError("the model produced NaN or infinite logits: try dtype float32, or fetch the weights again")
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -121,11 +148,13 @@ def sample(log_probs: Tensor, generator: Generator) -> Tensor:
     Returns:
         ``[...]`` int64; never a token of probability 0.
     """
-    probs = log_probs.exp()
-    cumulative = probs.cumsum(-1)
+    device = log_probs.device
     # float64 uniforms where the device has them: 24 bits would leave rare tokens of a large vocabulary out.
-    real = torch.float32 if probs.device.type == "mps" else torch.float64
-    uniforms = torch.rand((*probs.shape[:-1], 1), generator=generator, device=probs.device, dtype=real)
+    real = torch.float32 if device.type == "mps" else torch.float64
+    uniforms = torch.rand((*log_probs.shape[:-1], 1), generator=generator, device=device, dtype=real)
+    if kernels.serves(log_probs):
+        return kernels.draw(log_probs, uniforms[..., 0])
+    cumulative = log_probs.exp().cumsum(-1)
     points = (uniforms * cumulative[..., -1:]).to(cumulative.dtype)
     # right=True: the first index whose cumulative sum exceeds the point, which has positive probability.
     tokens = torch.searchsorted(cumulative, points, right=True)

@@ -1,0 +1,1 @@
+"""Measurements as a product feature: ``parspec bench``."""
