@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parspec.kernels.linear import available, linear, pack, quantise
+from parspec.kernels.linear import available, linear, pack, pack_rounded, quantise
 
 pytestmark = pytest.mark.skipif(not available(), reason="this machine has no kernels")
 FORMATS = ("int8", "bfloat16", "float32")
@@ -82,3 +82,13 @@ def test_quantising_keeps_every_row_within_half_a_step() -> None:
     levels, scale = quantise(weight)
     assert levels.abs().max() <= 127
     assert ((levels * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (16, 4), (37, 51), (64, 200)])
+def test_rounding_while_packing_is_the_same_as_before(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = (torch.randn(shape) * torch.logspace(-5, 2, shape[0])[:, None]).to(dtype)
+    weight[0] = 0
+    once, twice = pack_rounded(weight), pack(*quantise(weight))
+    assert torch.equal(once.scale, twice.scale)
+    assert torch.equal(once.data, twice.data)

@@ -28,6 +28,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "parspec_pack": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _INT)),
+    "parspec_pack_rounded": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _INT)),
     "parspec_linear": (None, (_POINTER, _POINTER, _SIZE, _POINTER, _INT)),
     "parspec_decode": (_INT, (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "parspec_log_softmax": (None, (_POINTER, _SIZE, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER, _INT)),

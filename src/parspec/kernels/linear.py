@@ -1,6 +1,7 @@
 """Linear layers with small weights and float32 arithmetic, as functions on tensors."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,14 +75,38 @@ def pack(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
         scale: ``[N]``, for int8.
         bias: ``[N]``, or None.
     """
-    rows, columns = weight.shape
-    even = columns + columns % 2 if weight.dtype == torch.int8 else columns
-    data = _aligned(-(-rows // _BLOCK) * _BLOCK * even, weight.dtype)
-    source = weight.contiguous()
-    code = _FORMATS[weight.dtype]
-    kernels().parspec_pack(source.data_ptr(), rows, columns, code, data.data_ptr(), torch.get_num_threads())
+    data = _packed_like(weight.shape, weight.dtype)
+    source, code = weight.contiguous(), _FORMATS[weight.dtype]
+    kernels().parspec_pack(source.data_ptr(), *weight.shape, code, data.data_ptr(), torch.get_num_threads())
+    return _packed_linear(data, weight.shape, scale, bias)
+
+
+def pack_rounded(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """What ``pack(*quantise(weight), bias)`` gives, in one pass over the weight.
+
+    Args:
+        weight: ``[N, K]``, bfloat16 or float32.
+        bias: ``[N]``, or None.
+    """
+    data, scale = _packed_like(weight.shape, torch.int8), torch.empty(len(weight))
+    source, code = weight.contiguous(), _FORMATS[weight.dtype]
+    kernels().parspec_pack_rounded(
+        source.data_ptr(), *weight.shape, code, data.data_ptr(), scale.data_ptr(), torch.get_num_threads()
+    )
+    return _packed_linear(data, weight.shape, scale, bias)
+
+
+def _packed_like(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Room for a packed weight: outputs in whole blocks, int8 inputs in pairs."""
+    rows, columns = shape
+    even = columns + columns % 2 if dtype == torch.int8 else columns
+    return _aligned(-(-rows // _BLOCK) * _BLOCK * even, dtype)
+
+
+def _packed_linear(data: Tensor, shape: Sequence[int], scale: Tensor | None, bias: Tensor | None) -> PackedLinear:
+    rows, columns = shape
     scale, bias = (None if part is None else part.float().contiguous() for part in (scale, bias))
-    struct = LinearStruct(data.data_ptr(), address(scale), address(bias), rows, columns, code)
+    struct = LinearStruct(data.data_ptr(), address(scale), address(bias), rows, columns, _FORMATS[data.dtype])
     return PackedLinear(data, scale, bias, rows, columns, struct)
 
 

@@ -37,18 +37,20 @@ class PackedLinear(nn.Module):
 
 
 class SmallWeightLinear(nn.Module):
-    """A linear layer whose weight is read as it is stored and multiplied in float32 (CPU, inference only).
+    """A linear layer whose weight is read as it is stored, or as int8, and multiplied in float32 (CPU, inference only).
 
     Args:
         linear: The layer to replace.
-        weight: Its weight in bfloat16 or float32, or in int8 with its scales; only read.
-        scale: ``[out_features]`` float32, for int8.
+        quantization: ``"int8"`` to round its weight.
     """
 
-    def __init__(self, linear: nn.Linear, weight: Tensor, scale: Tensor | None = None) -> None:
+    def __init__(self, linear: nn.Linear, quantization: str | None) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = kernels.pack(weight, scale, None if linear.bias is None else linear.bias.detach())
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        if weight.dtype not in (torch.bfloat16, torch.float32):
+            weight = weight.float()
+        self.packed = kernels.pack_rounded(weight, bias) if quantization == "int8" else kernels.pack(weight, None, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``, float32."""
@@ -137,17 +139,14 @@ def _pack_linear(
     linear: nn.Linear, dtype: torch.dtype, quantization: str | None, scratch: Tensor, small: bool, onednn: bool
 ) -> nn.Module:
     """The form of one layer that this machine reads with the fewest bytes, and multiplies fastest."""
+    if small:
+        return SmallWeightLinear(linear, quantization)
     weight = linear.weight.detach()
     if quantization == "int8":
-        levels, scale = kernels.quantise(weight)
-        if small:
-            return SmallWeightLinear(linear, levels, scale)
         # The same model, without the speed.
+        levels, scale = kernels.quantise(weight)
         weight = (levels * scale[:, None]).to(dtype)
         linear.weight = nn.Parameter(weight, requires_grad=False)
-    if small:
-        stored = weight if weight.dtype in (torch.bfloat16, torch.float32) else weight.float()
-        return SmallWeightLinear(linear, stored)
     if not onednn:
         return linear
     converted = scratch[: weight.numel()].view(weight.shape)
