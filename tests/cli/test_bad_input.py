@@ -29,6 +29,8 @@ from tests.support.tokenizers import metaspace_tokenizer
         (["--max-tokens", "0"], ["max_tokens", "1 to"]),
         (["--stop", ""], ["stop", "empty"]),
         (["--seed", "-1"], ["seed"]),
+        (["--quantization", "int3"], ["int3", "int8"]),
+        (["--draft-quantization", "tiny"], ["tiny", "int8"]),
         (["--method", "magic"], ["method", "autoregressive, speculative, smc or auto"]),
         (["--device", "toaster"], ["toaster", "auto, cpu"]),
         (["--dtype", "float8"], ["float8", "bfloat16"]),

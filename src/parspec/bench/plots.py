@@ -96,5 +96,7 @@ def _requests(records: list[Record], axes: Any) -> bool:
         axes.plot(xs, ys, marker="o", label=label)
     axes.set(xlabel="requests at once", ylabel="tokens/s in all", title="Throughput", ylim=(0, None))
     axes.set_xscale("log", base=2)
+    counts = sorted({count for points in lines.values() for count, _ in points})
+    axes.set_xticks(counts, [str(count) for count in counts])
     axes.legend(frameon=False)
     return bool(lines)

@@ -24,7 +24,7 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
         InvalidRequestError: The parameters do not go together.
     """
     from parspec.llm import LLM
-    from parspec.models.device import choose_device, choose_dtype
+    from parspec.models.device import choose_device, choose_dtype, choose_quantization
     from parspec.models.locate import resolve_pair
     from parspec.sampling.params import MethodParams
 
@@ -38,12 +38,19 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
     device = choose_device(options.device)
     dtype = str(choose_dtype(options.dtype, device)).removeprefix("torch.")
     how = f"method {method}"
-    if method == "auto":
+    if method == "auto" and draft is not None:
         how += f" of at most {params.rows} particles and {params.num_draft_tokens} draft tokens"
     elif draft is not None:
         how += f" with {params.rows} particles" if method == "smc" else f" with {params.rows} draft chains"
         how += f" and {params.num_draft_tokens} draft tokens"
-    note(f"target {target}, draft {draft or 'none'}, {how}, {dtype} on {device}")
+    quantization, draft_quantization = (
+        choose_quantization(None if name == "none" else name, device)
+        for name in (options.quantization, options.draft_quantization)
+    )
+    weights = f"weights {quantization or 'as stored'}"
+    if draft is not None:
+        weights += f", of the draft {draft_quantization or 'as stored'}"
+    note(f"target {target}, draft {draft or 'none'}, {how}, {dtype} on {device}, {weights}")
 
     start = time.perf_counter()
     llm = LLM(
@@ -52,8 +59,8 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
         method=method,
         device=options.device,
         dtype=options.dtype,
-        quantization=options.quantization,
-        draft_quantization=None if options.draft_quantization == "none" else options.draft_quantization,
+        quantization=quantization,
+        draft_quantization=draft_quantization,
         cache_dir=options.cache_dir,
     )
     if llm.tokenizer is None:

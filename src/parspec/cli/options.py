@@ -73,9 +73,9 @@ class ModelOptions:
         _model("auto, float32 or bfloat16; auto is the fastest for the device.", show_default=True),
     ] = "auto"
     quantization: Annotated[
-        str | None,
-        _model("int8 rounds the large model's weights: half the memory, faster. Default: as stored.", metavar="NAME"),
-    ] = None
+        str,
+        _model("int8 rounds the large model's weights: half the memory, faster; none keeps them.", show_default=True),
+    ] = "none"
     draft_quantization: Annotated[
         str,
         _model("int8, none, or auto: int8 where that is faster, at no cost in accuracy.", show_default=True),
