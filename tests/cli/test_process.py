@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.cli.conftest import start_process
+from tests.cli.conftest import heed_interrupts, start_process
 from tests.support.models import Pair
 
 
@@ -53,7 +53,7 @@ def test_chat_on_a_terminal(endless_pair: Pair) -> None:
     terminal, inside = os.openpty()
     models = ["--target", endless_pair.target, "--draft", endless_pair.draft]
     command = [sys.executable, "-m", "parspec", "chat", *models, "--max-tokens", "50000"]
-    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
     os.close(inside)
     assert process.stderr is not None
     _read_until(terminal, b"> ")
