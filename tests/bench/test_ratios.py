@@ -160,5 +160,5 @@ def test_tables_on_a_terminal() -> None:
 
 def test_a_spec_survives_the_way_to_its_process() -> None:
     settings = (Setting("smc", 4, 8), Setting("auto"))
-    spec = OwnSpec("a", "b", False, None, "int8", (("coding", "text"),), settings, 8, 0.7, 2, (1, 8), True, False, None)
+    spec = OwnSpec("a", "b", False, None, "int8", (("coding", "text"),), settings, 8, 0.7, 2, (1, 8), False, None)
     assert OwnSpec.from_json(spec.to_json()) == spec

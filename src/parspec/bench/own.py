@@ -1,7 +1,6 @@
 """The process that measures parspec itself: ``python -m parspec.bench.own``, spec on stdin, records on stdout."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from statistics import median
 
 import torch
 
+from parspec.bench.peers.measure import record_stream
 from parspec.bench.records import OwnSpec, Record, Setting
 from parspec.bench.shapes import shaped_pair
 from parspec.bench.timed import Clock, TimedModel
@@ -52,8 +52,7 @@ class Bench:
     def records(self) -> Iterator[Record]:
         """Everything asked for, in turn."""
         yield from self.cache()
-        if self.spec.steps:
-            yield from self.steps()
+        yield from self.steps()
         yield from self.generations()
         if self.spec.long_prompt:
             yield from self.cycles()
@@ -230,8 +229,7 @@ def _describe(engine: Engine) -> Record:
 
 def main() -> None:
     """Measure what the spec asks for."""
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing a library prints may get between the records
+    output = record_stream()
     spec = OwnSpec.from_json(sys.stdin.readline())
     start = time.perf_counter()
     engine, prompts = _load(spec)

@@ -52,7 +52,6 @@ class OwnSpec:
         temperature: Of the sampling.
         repeats: How often everything is run.
         requests: Numbers of requests at once to measure throughput at; empty for none.
-        steps: Whether to time single steps of both models.
         long_prompt: Whether to compare cycles behind a long and a short prompt.
         cache_dir: Where models are kept; None for the user's cache folder.
     """
@@ -68,7 +67,6 @@ class OwnSpec:
     temperature: float
     repeats: int
     requests: tuple[int, ...]
-    steps: bool
     long_prompt: bool
     cache_dir: str | None
 

@@ -11,6 +11,7 @@ from parspec.errors import InvalidRequestError
 from parspec.models.device import free_memory
 from parspec.models.layers import pack_layers, weight_bytes
 from parspec.models.loader import LoadedModel
+from parspec.models.support import head_dim
 from parspec.models.transformers_model import ATTENTION, TransformersModel
 
 _CONTEXT = 4096
@@ -19,40 +20,35 @@ _MEMORY_SHARE = 0.75
 _CPU, _DTYPE = torch.device("cpu"), torch.float32
 
 
-def _llama(hidden: int, inner: int, layers: int, heads: int, key_heads: int, head_dim: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_dim,
-        max_position_embeddings=_CONTEXT,
-    )
+def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, key_heads: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "max_position_embeddings": _CONTEXT,
+    }
 
 
-def _qwen(hidden: int, inner: int, layers: int, heads: int, key_heads: int, vocab: int = 152064) -> Qwen2Config:
-    return Qwen2Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=_CONTEXT,
-    )
+def _llama(*sizes: int, head_dim: int = 128) -> LlamaConfig:
+    return LlamaConfig(**_sizes(128256, *sizes), head_dim=head_dim)
+
+
+def _qwen(*sizes: int, vocab: int = 152064) -> Qwen2Config:
+    return Qwen2Config(**_sizes(vocab, *sizes))
 
 
 # As published in the models' config.json: Llama 3.1 and 3.2, Qwen 2.5.
 _SHAPES = {
-    "llama-1b": lambda: _llama(2048, 8192, 16, 32, 8, 64),
-    "llama-3b": lambda: _llama(3072, 8192, 28, 24, 8, 128),
-    "llama-8b": lambda: _llama(4096, 14336, 32, 32, 8, 128),
-    "llama-70b": lambda: _llama(8192, 28672, 80, 64, 8, 128),
-    "qwen-0.5b": lambda: _qwen(896, 4864, 24, 14, 2, 151936),
-    "qwen-1.5b": lambda: _qwen(1536, 8960, 28, 12, 2, 151936),
-    "qwen-3b": lambda: _qwen(2048, 11008, 36, 16, 2, 151936),
+    "llama-1b": lambda: _llama(2048, 8192, 16, 32, 8, head_dim=64),
+    "llama-3b": lambda: _llama(3072, 8192, 28, 24, 8),
+    "llama-8b": lambda: _llama(4096, 14336, 32, 32, 8),
+    "llama-70b": lambda: _llama(8192, 28672, 80, 64, 8),
+    "qwen-0.5b": lambda: _qwen(896, 4864, 24, 14, 2, vocab=151936),
+    "qwen-1.5b": lambda: _qwen(1536, 8960, 28, 12, 2, vocab=151936),
+    "qwen-3b": lambda: _qwen(2048, 11008, 36, 16, 2, vocab=151936),
     "qwen-7b": lambda: _qwen(3584, 18944, 28, 28, 4),
     "qwen-14b": lambda: _qwen(5120, 13824, 48, 40, 8),
     "qwen-32b": lambda: _qwen(5120, 27648, 64, 40, 8),
@@ -116,8 +112,7 @@ def shaped_pair(
 
 def _bytes(config: Any, quantization: str | None, share: float) -> float:
     """Bytes of a model that keeps a share of its layers."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = config.hidden_size * head_dim * 2 * (config.num_attention_heads + config.num_key_value_heads)
+    attention = config.hidden_size * head_dim(config) * 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
     embedding = config.vocab_size * config.hidden_size
     per_weight = weight_bytes(torch.bfloat16, _CPU, _DTYPE, quantization)

@@ -38,7 +38,6 @@ class SpeedPlan:
         temperature: Of the sampling.
         repeats: How often everything is run.
         requests: Numbers of requests at once.
-        steps: Whether to time single passes and long prompts, and the start of the command.
         shape: Shapes of target and draft to run with random weights, or None.
         peers: Which peers to run.
         peer_python: Interpreter that has them.
@@ -54,7 +53,6 @@ class SpeedPlan:
     temperature: float
     repeats: int
     requests: tuple[int, ...]
-    steps: bool
     shape: tuple[str, str] | None
     peers: tuple[str, ...]
     peer_python: str
@@ -85,8 +83,7 @@ def run_speed(plan: SpeedPlan, say: Say) -> Results:
     own_int8: list[Record] = []
     if plan.settings_int8:
         own_int8 = _run_own(_own_spec(plan, target, draft, "int8"), say, f"{target}, weights in int8")
-    if plan.steps:
-        own.append(_start_up(target, draft, plan.cache_dir, say))
+    own.append(_start_up(target, draft, plan.cache_dir, say))
     peers = _run_peers(plan, target, draft, own, say)
     return Results(machine, own, own_int8, shape, peers)
 
@@ -105,8 +102,7 @@ def _own_spec(plan: SpeedPlan, target: str, draft: str, quantization: str | None
         temperature=plan.temperature,
         repeats=plan.repeats,
         requests=plan.requests if stored else (),
-        steps=plan.steps,
-        long_prompt=plan.steps and stored,
+        long_prompt=stored,
         cache_dir=None if plan.cache_dir is None else str(plan.cache_dir),
     )
 
@@ -127,7 +123,6 @@ def _run_shape(plan: SpeedPlan, say: Say) -> list[Record]:
         temperature=plan.temperature,
         repeats=max(2, plan.repeats),
         requests=(),
-        steps=True,
         long_prompt=False,
         cache_dir=None,
     )

@@ -133,7 +133,6 @@ def speed(
         temperature=temperature,
         repeats=2 if short else repeats,
         requests=(1, 8) if short else _numbers("requests", requests),
-        steps=True,
         shape=None if shape is None else parse_shapes(shape),
         peers=wanted,
         peer_python=peer_python,

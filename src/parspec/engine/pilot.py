@@ -88,6 +88,8 @@ class Pilot:
             waiting: Requests that would like to run beside it.
             needs_smc: Whether it asks for something only SMC can do.
         """
+        if needs_smc:
+            return replace(method, method="smc", num_particles=method.rows)
         costs, requests = self.costs, max(1, self._load() + waiting)
         lossless = max(
             costs.speculative(requests, k, self._seen.acceptance) for k in range(method.num_draft_tokens + 1)
@@ -95,8 +97,6 @@ class Pilot:
         drafted = max(1, min(method.num_draft_tokens, self._lasting(self._seen.divergence)))
         rates = {n: costs.smc(requests, n, drafted) for n in _PARTICLES if n <= method.rows}
         best = max(rates.values(), default=0.0)
-        if needs_smc:
-            return replace(method, method="smc", num_particles=method.rows)
         if best > _CLEARLY_MORE * lossless:
             particles = max(n for n, rate in rates.items() if rate >= _NEARLY_FREE * best)
             return replace(method, method="smc", num_particles=particles)

@@ -39,7 +39,7 @@ namespace {
 constexpr int64_t kQueryTokens = 16;  // tokens whose queries share one pass over the keys
 
 struct Token {
-  int64_t group, row, t, first;  // first: index of its group's first token
+  int64_t group, row, t;
 };
 
 // A stretch of tokens of one group that attends as one task.
@@ -174,7 +174,7 @@ int parspec_decode(const Decoder* decoder, const Group* groups, int64_t num_grou
     firsts.push_back(first);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t t = i % groups[g].num_new;
-      tokens.push_back({g, i / groups[g].num_new, t, first});
+      tokens.push_back({g, i / groups[g].num_new, t});
       if (t >= groups[g].num_new - groups[g].num_logits) wanted.push_back(first + i);
     }
     // Enough stretches for all threads, each with enough queries to be worth reading the keys for.

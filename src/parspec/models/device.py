@@ -4,7 +4,7 @@ import psutil
 import torch
 
 from parspec.errors import InvalidRequestError
-from parspec.kernels import linear as kernels
+from parspec.models.layers import reads_small_weights
 
 QUANTIZATIONS = ("int8",)
 """Formats weights can be rounded to, one scale for each output."""
@@ -67,7 +67,7 @@ def choose_quantization(name: str | None, device: torch.device) -> str | None:
         InvalidRequestError: The format is not offered.
     """
     if name == "auto":
-        return "int8" if device.type == "cpu" and kernels.available() else None
+        return "int8" if reads_small_weights(device, torch.float32) else None
     if name not in (None, *QUANTIZATIONS):
         offered = ", ".join(f'"{known}"' for known in ("auto", *QUANTIZATIONS))
         raise InvalidRequestError(f'quantization "{name}" is not offered: use {offered} or None')

@@ -21,10 +21,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from parspec.errors import ModelError, OutOfMemoryError
-from parspec.kernels import linear as kernels
 from parspec.models.device import free_memory
 from parspec.models.interface import LanguageModel
-from parspec.models.layers import weight_bytes
+from parspec.models.layers import reads_small_weights, weight_bytes
 from parspec.models.support import check_config
 from parspec.models.transformers_model import ATTENTION, TransformersModel
 
@@ -80,7 +79,7 @@ def load_model(
         ModelError: The folder cannot be read, is incomplete, or holds a model that cannot be served correctly.
         OutOfMemoryError: The weights do not fit.
     """
-    if quantization is not None and device.type == "cpu" and kernels.available():
+    if quantization is not None and reads_small_weights(device, torch.float32):
         dtype = torch.float32  # the arithmetic of the kernels, which read the weights as int8
     with quiet_transformers():
         config = _load_config(folder, name)

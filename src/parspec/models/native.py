@@ -16,6 +16,7 @@ from parspec.kernels.linear import PackedLinear
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward
 from parspec.models.layers import SmallWeightLinear
+from parspec.models.support import head_dim
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _MAX_TOKENS = 512
@@ -85,8 +86,7 @@ def can_run_natively(model: PreTrainedModel) -> bool:
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear | SmallWeightLinear)]
     packed = bool(linears) and all(isinstance(module, SmallWeightLinear) for module in linears)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return packed and head_dim % 8 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
+    return packed and head_dim(config) % 8 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
 
 
 def _chunks(request: Forward) -> Iterator[tuple[int, int]]:

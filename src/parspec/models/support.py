@@ -60,3 +60,8 @@ def check_config(config: PreTrainedConfig, name: str, max_model_len: int | None 
     if rope_type not in _FIXED_ROPE:
         raise refuse(f"{rope_type} rotary embeddings, which change with the length of the sequence")
     return context
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Dimensions of an attention head, which many configurations leave to be derived."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

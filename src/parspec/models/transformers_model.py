@@ -19,7 +19,7 @@ from parspec.models.cache import CacheShape
 from parspec.models.interface import Forward
 from parspec.models.layers import count_weights, pack_layers
 from parspec.models.native import NativeDecoder, can_run_natively
-from parspec.models.support import PROVEN_FAMILIES
+from parspec.models.support import PROVEN_FAMILIES, head_dim
 
 ATTENTION = "parspec"
 
@@ -200,11 +200,10 @@ def _cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def _cache_shape(model: PreTrainedModel, dtype: torch.dtype) -> CacheShape:
     """Read the sizes of a cached position off the configuration."""
     config: PreTrainedConfig = model.config
-    heads = config.num_attention_heads
     return CacheShape(
         num_layers=config.num_hidden_layers,
-        num_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_dim(config),
         dtype=dtype,
         device=model.device,
     )

@@ -34,7 +34,7 @@ def serve(engine: str, version: str, modes: Mapping[str, Mode]) -> None:
     """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     spec = PeerSpec.from_json(sys.stdin.readline())
-    records = _records()
+    records = record_stream()
     for mode in modes if spec.modes is None else spec.modes:
         try:
             if mode not in modes:
@@ -79,7 +79,7 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _records() -> TextIO:
+def record_stream() -> TextIO:
     """The real standard output, for records alone: what libraries print goes to standard error from now on."""
     records = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
