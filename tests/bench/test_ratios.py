@@ -141,13 +141,15 @@ def test_markdown_goes_between_the_marks_and_nowhere_else(tmp_path: Path) -> Non
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
     for _ in range(2):
-        insert_markdown(page, markdown(RESULTS, ["images/a-b.svg"]))
+        images = [tmp_path / "images" / "a-b.svg", tmp_path.parent / "c.svg"]
+        insert_markdown(page, markdown(RESULTS, images, tmp_path))
     text = page.read_text()
     assert text.startswith("# Title\n\n" + BEGIN)
     assert text.endswith(END + "\n\nThe end.\n")
     assert text.count("| smc_vs_ar_code | 4 | >= 3.5 | yes |") == 1
     assert "old" not in text
     assert "![a b](images/a-b.svg)" in text
+    assert "![c](../c.svg)" in text
 
 
 def test_tables_on_a_terminal() -> None:

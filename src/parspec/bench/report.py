@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,14 +50,15 @@ def print_tables(results: Results, console: Console) -> None:
         console.print(table)
 
 
-def markdown(results: Results, images: Sequence[str]) -> str:
-    """All tables and plots as Markdown."""
+def markdown(results: Results, images: Sequence[Path], folder: Path) -> str:
+    """All tables and plots as Markdown for a page in a folder; the plots may lie anywhere."""
     parts = []
     for title, header, rows in tables(results):
         lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append(f"**{title}**\n\n" + "\n".join(lines))
-    parts += [f"![{Path(image).stem.replace('-', ' ')}]({image})" for image in images]
+    links = [Path(os.path.relpath(image, folder)).as_posix() for image in images]
+    parts += [f"![{Path(link).stem.replace('-', ' ')}]({link})" for link in links]
     return "\n\n".join(parts)
 
 

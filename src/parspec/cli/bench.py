@@ -145,10 +145,7 @@ def speed(
     folder = plots if plots is not None else (markdown.parent / "images" if markdown is not None else None)
     images = [] if folder is None else write_plots(results, folder)
     if markdown is not None:
-        here = markdown.absolute().parent
-        insert_markdown(
-            markdown, as_markdown(results, [file.absolute().relative_to(here).as_posix() for file in images])
-        )
+        insert_markdown(markdown, as_markdown(results, images, markdown.parent))
 
 
 def _settings(draft_tokens: str, rows: str, method: str) -> tuple[Setting, ...]:
