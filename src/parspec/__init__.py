@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 from parspec._version import __version__
 from parspec.errors import (
     DownloadError,
+    EngineStoppedError,
     InvalidRequestError,
     ModelError,
     OutOfMemoryError,
     ParspecError,
+    PromptTooLongError,
+    QueueFullError,
 )
 
 if TYPE_CHECKING:
+    from parspec.async_llm import AsyncLLM
     from parspec.engine.outputs import Metrics, Posterior, PosteriorParticle, RequestOutput
     from parspec.llm import LLM, Chunk
     from parspec.sampling.params import SamplingParams
@@ -25,6 +29,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Loaded on first use: importing torch and transformers takes seconds that `parspec --help` need not spend.
 _LAZY = {
+    "AsyncLLM": "parspec.async_llm",
     "LLM": "parspec.llm",
     "Chunk": "parspec.llm",
     "Metrics": "parspec.engine.outputs",
@@ -37,8 +42,10 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Chunk",
     "DownloadError",
+    "EngineStoppedError",
     "InvalidRequestError",
     "Metrics",
     "ModelError",
@@ -47,6 +54,8 @@ __all__ = [
     "Posterior",
     "PosteriorParticle",
     "Prefix",
+    "PromptTooLongError",
+    "QueueFullError",
     "RequestOutput",
     "SamplingParams",
     "__version__",

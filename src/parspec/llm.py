@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from parspec.decoding.task import CycleReport
 from parspec.engine.engine import Engine, Update
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
@@ -35,12 +36,49 @@ class Chunk:
     Attributes:
         text: Text that has become final; the pieces joined are the answer's text.
         token_ids: Tokens that have become final.
+        cycles: Reports of the cycles since the last piece.
         output: The complete answer, with the last piece only.
     """
 
     text: str
     token_ids: list[int]
+    cycles: list[CycleReport] = field(default_factory=list)
     output: RequestOutput | None = None
+
+
+class Chunker:
+    """Makes pieces of a streamed answer out of the engine's updates.
+
+    Args:
+        tokenizer: The target's, or None for pieces without text.
+        request: The request the updates are about.
+    """
+
+    def __init__(self, tokenizer: Any, request: Request) -> None:
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.stop.strings)
+        self._watched = request.watched
+        self._token_ids: list[int] = []
+        self._cycles: list[CycleReport] = []
+
+    def take(self, update: Update) -> Chunk | None:
+        """The piece an update completes, if any: one with text, with the whole answer, or with a watched cycle.
+
+        Raises:
+            Exception: The one that ended the request.
+        """
+        if update.error is not None:
+            raise update.error
+        self._token_ids += update.token_ids
+        self._cycles += update.reports
+        text = "" if self._detokenizer is None else self._detokenizer.append(update.token_ids)
+        if update.output is not None and self._detokenizer is not None:
+            text += self._detokenizer.flush()
+        tokens_suffice = self._detokenizer is None and bool(self._token_ids)
+        if not (text or update.output or tokens_suffice or (self._watched and self._cycles)):
+            return None
+        chunk = Chunk(text, self._token_ids, self._cycles, update.output)
+        self._token_ids, self._cycles = [], []
+        return chunk
 
 
 class LLM:
@@ -115,6 +153,13 @@ class LLM:
         )
         self.engine = Engine(loaded[0], loaded[1] if len(loaded) == 2 else None, defaults, budget)
 
+    @classmethod
+    def of(cls, engine: Engine) -> "LLM":
+        """The interface to an engine that exists already."""
+        llm = cls.__new__(cls)
+        llm.engine = engine
+        return llm
+
     @property
     def tokenizer(self) -> Any:
         """The target's tokenizer, or None."""
@@ -148,7 +193,7 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(params)} sampling_params for {len(listed)} prompts: give one for all, or one for each"
             )
-        requests = [self._check(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        requests = [self.check(prompt, one) for prompt, one in zip(listed, params, strict=True)]
         outputs: dict[int, RequestOutput] = {}
         ids = [self.engine.submit(request) for request in requests]
         for update in self._run(ids):
@@ -174,7 +219,7 @@ class LLM:
         listed = [conversations] if single else conversations
         return self.generate([self.chat_prompt(one) for one in listed], sampling_params)  # type: ignore[arg-type]
 
-    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+    def chat_prompt(self, messages: Sequence[Message]) -> dict[str, list[int]]:
         """Lay a conversation out by the target's chat template, ready for the assistant's next message.
 
         Raises:
@@ -210,16 +255,14 @@ class LLM:
             InvalidRequestError: The prompt or a parameter cannot be served; raised here, not at the first piece.
             OutOfMemoryError: The request exceeds the memory budget.
         """
-        return self._stream(self._check(prompt, SamplingParams() if sampling_params is None else sampling_params))
+        return self._stream(self.check(prompt, SamplingParams() if sampling_params is None else sampling_params))
 
     def _stream(self, request: Request) -> Generator[Chunk, None, None]:
-        detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.stop.strings)
+        chunker = Chunker(self.tokenizer, request)
         for update in self._run([self.engine.submit(request)]):
-            text = "" if detokenizer is None else detokenizer.append(update.token_ids)
-            if update.output is not None and detokenizer is not None:
-                text += detokenizer.flush()
-            if text or update.token_ids or update.output:
-                yield Chunk(text, update.token_ids, update.output)
+            chunk = chunker.take(update)
+            if chunk is not None:
+                yield chunk
 
     def _run(self, request_ids: list[int]) -> Iterator[Update]:
         """Step the engine until the requests have ended; drop those that have not if the caller stops early."""
@@ -236,7 +279,13 @@ class LLM:
             for request_id in open_ids:
                 self.engine.abort(request_id)
 
-    def _check(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def check(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        """Check a prompt and its parameters without running anything.
+
+        Raises:
+            InvalidRequestError: They cannot be served.
+            OutOfMemoryError: The request exceeds the memory budget.
+        """
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequestError("sampling_params must be SamplingParams: one for all prompts, or one for each")
         request = self.engine.check(self._token_ids(prompt), sampling)

@@ -87,10 +87,10 @@ def test_a_poor_draft_is_left_alone_and_tried_again() -> None:
 def test_smc_drafts_only_as_far_as_the_population_lasts() -> None:
     draft_length, observe = pilot(FLAT).steer(MethodParams(method="smc", num_particles=8))
     for _ in range(60):
-        observe(CycleReport([], 9, drafted=8, kept=8, ess=8.0))
+        observe(CycleReport([], 9, drafted=8, kept=8, ess=8.0, num_particles=8))
     assert draft_length() == 8
     for _ in range(60):
-        observe(CycleReport([], 9, drafted=8, kept=8, ess=1.0))
+        observe(CycleReport([], 9, drafted=8, kept=8, ess=1.0, num_particles=8))
     assert 1 <= draft_length() < 4
 
 
@@ -98,7 +98,7 @@ def test_smc_drafts_only_as_far_as_the_population_lasts() -> None:
 def test_estimates_stay_probabilities(cycles: list[tuple[int, int]]) -> None:
     tempo = Tempo()
     for drafted, kept in cycles:
-        tempo.observe(CycleReport([], 1, drafted=drafted, kept=min(drafted, kept)), 1)
+        tempo.observe(CycleReport([], 1, drafted=drafted, kept=min(drafted, kept)))
         assert 0 <= tempo.acceptance <= 1
 
 

@@ -1,6 +1,6 @@
 """Plain decoding: the target alone, one token a forward pass."""
 
-from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task
+from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task, Trace
 from parspec.models.interface import Forward
 from parspec.sampling.processors import sample
 
@@ -24,6 +24,8 @@ def autoregressive(task: Task) -> Decoding:
         pending = sample(task.log_probs(logits[:, -1]), task.generator)[:, None]
         stopped = bool(task.stop.first_end(pending.cpu(), lambda: [tokens]) == 1)
         tokens.append(int(pending))
-        task.report(CycleReport(final=tokens[-1:], advanced=1))
-        if stopped or len(tokens) == task.max_tokens:
+        finished = stopped or len(tokens) == task.max_tokens
+        trace = Trace.single(tokens[-1:], finished) if task.watched else None
+        task.report(CycleReport(final=tokens[-1:], advanced=1, trace=trace))
+        if finished:
             return Outcome([Particle(tokens, 1.0, stopped)])

@@ -4,11 +4,15 @@ The draft proposes K tokens for each of N particles, the target scores them all 
 reweighted and resampled instead of rejected at the first mismatch. docs/method.md derives each step.
 """
 
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from parspec.decoding.population import Population
-from parspec.decoding.task import CycleReport, Decoding, Outcome, Task
+from parspec.decoding.task import CycleReport, Decoding, Outcome, Task, Trace
 from parspec.errors import ParspecError
 from parspec.models.interface import Forward
 from parspec.sampling.potentials import Prefix, evaluate
@@ -17,7 +21,7 @@ from parspec.smc.cut import Cut, choose_cut
 from parspec.smc.diagnostics import interval
 from parspec.smc.genealogy import compose
 from parspec.smc.resampling import multinomial
-from parspec.smc.weights import log_mean_exp
+from parspec.smc.weights import log_mean_exp, normalise
 
 
 def smc(task: Task) -> Decoding:
@@ -43,8 +47,9 @@ def smc(task: Task) -> Decoding:
     logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
     yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
     log_p = task.log_probs(logits[:, -1]).expand(method.rows, -1)
+    start = _Start.of(population, torch.empty(0, 0, dtype=torch.int64), population.lengths[:0])
     _draw_bonus(task, population, log_p, population.active)
-    _finish_cycle(task, population, [], CycleReport([], 1))
+    _finish_cycle(task, population, [], CycleReport([], 1, num_particles=method.rows), start)
 
     while len(active := population.active):
         length, num_active = population.length, len(active)
@@ -84,6 +89,7 @@ def smc(task: Task) -> Decoding:
         if task.sampling.potentials:
             cut = _weigh_potentials(task, population, drafted, ends, all_increments, cut)
         population.apply_cut(cut)
+        start = _Start.of(population, drafted, ends)
         population.extend(active, drafted[:, : cut.position], ends)
         for cache in (target_cache, draft_cache):
             cache.truncate(prompt_length + length + cut.position)
@@ -101,8 +107,8 @@ def smc(task: Task) -> Decoding:
             log_p = task.log_probs(logits[ancestors.to(device), cut.position])
             _draw_bonus(task, population, log_p, active)
         advanced = cut.position + (1 if len(active) else 0)
-        report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled)
-        _finish_cycle(task, population, moves, report)
+        report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled, method.rows)
+        _finish_cycle(task, population, moves, report, start)
 
     if task.sampling.potentials:
         _settle_potentials(task, population)
@@ -136,7 +142,44 @@ def _draw_bonus(task: Task, population: Population, log_p: Tensor, rows: Tensor)
     population.extend(rows, bonus, ends)
 
 
-def _finish_cycle(task: Task, population: Population, moves: list[Tensor], report: CycleReport) -> None:
+class _Start(NamedTuple):
+    """What a trace needs to know of a cycle's beginning; nothing here is changed in place later.
+
+    Attributes:
+        drafted: ``[num_active, K]``.
+        ends: ``[num_active]``, see `StopCondition.first_end`.
+        lengths: ``[N]`` before the cycle.
+        log_weights: ``[N]`` at the cut.
+    """
+
+    drafted: Tensor
+    ends: Tensor
+    lengths: Tensor
+    log_weights: Tensor
+
+    @classmethod
+    def of(cls, population: Population, drafted: Tensor, ends: Tensor) -> "_Start":
+        return cls(drafted, ends, population.lengths.clone(), population.log_weights.clone())
+
+
+def _trace(population: Population, start: _Start, ancestors: Tensor) -> Trace:
+    """What the cycle did, told from its beginning and its end."""
+    rows = start.drafted.tolist()
+    drafted = [row[:end] for row, end in zip(rows, start.ends.tolist(), strict=True)]
+    known = start.lengths[ancestors].tolist()
+    return Trace(
+        drafted=drafted + [[]] * (population.size - len(rows)),
+        cut_weights=normalise(start.log_weights).tolist(),
+        ancestors=ancestors.tolist(),
+        appended=[
+            population.tokens[i, known[i] : length].tolist() for i, length in enumerate(population.lengths.tolist())
+        ],
+        weights=normalise(population.log_weights).tolist(),
+        finished=population.finished.tolist(),
+    )
+
+
+def _finish_cycle(task: Task, population: Population, moves: list[Tensor], report: CycleReport, start: _Start) -> None:
     """Commit what has become final, bring the caches in line with the population, and report.
 
     Args:
@@ -144,6 +187,7 @@ def _finish_cycle(task: Task, population: Population, moves: list[Tensor], repor
         population: Its tokens and weights are those of the cycle's end.
         moves: Ancestor maps the population has been through since the caches were last in line.
         report: The cycle's report, less the tokens that became final.
+        start: The cycle's beginning.
     """
     final, ancestors = population.commit(task.method.max_open_tokens)
     if ancestors is not None:
@@ -152,23 +196,13 @@ def _finish_cycle(task: Task, population: Population, moves: list[Tensor], repor
     if order is not None:
         moves.append(order)
     assert task.draft_cache is not None
+    total = reduce(compose, moves, torch.arange(population.size))
     for cache in (task.target_cache, task.draft_cache):
         if moves:
-            total = moves[0]
-            for move in moves[1:]:
-                total = compose(total, move)
             cache.gather(total.to(task.prompt.device))
         cache.commit(len(task.prompt) + population.final_length)
-    task.report(
-        CycleReport(
-            final,
-            report.advanced,
-            report.drafted,
-            report.kept,
-            report.ess,
-            report.resampled or ancestors is not None,
-        )
-    )
+    trace = _trace(population, start, total) if task.watched else None
+    task.report(replace(report, final=final, resampled=report.resampled or ancestors is not None, trace=trace))
 
 
 def _prefixes(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task
+from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task, Trace
 from parspec.decoding.verification import verify
 from parspec.models.interface import Forward
 from parspec.sampling.processors import sample
@@ -31,14 +31,20 @@ def speculative(task: Task) -> Decoding:
     prompt = task.prompt.tolist()
     tokens: list[int] = []
     block = [int(sample(task.log_probs(logits[:, -1]), task.generator))]
-    drafted = accepted = 0
+    drafted = accepted = chain = 0
+    proposed: list[list[int]] = [[]]
     while True:
         end = int(task.stop.first_end(torch.tensor([block]), lambda: [tokens]))
         stopped = end <= len(block)
         new = block[:end]
         tokens.extend(new)
-        task.report(CycleReport(new, len(new), drafted=drafted, kept=min(accepted, len(new))))
-        if stopped or len(tokens) == task.max_tokens:
+        finished = stopped or len(tokens) == task.max_tokens
+        kept, trace = min(accepted, len(new)), None
+        if task.watched:
+            cut_weights = [float(i == chain) for i in range(len(proposed))]
+            trace = Trace(proposed, cut_weights, [chain], [new], [1.0], [finished])
+        task.report(CycleReport(new, len(new), drafted, kept, num_particles=len(proposed), trace=trace))
+        if finished:
             return Outcome([Particle(tokens, 1.0, stopped)])
 
         remaining = task.max_tokens - len(tokens)
@@ -67,9 +73,9 @@ def speculative(task: Task) -> Decoding:
             proposal[:, 1:],
             task.generator,
         )
-        accepted = verdict.accepted
+        accepted, chain, proposed = verdict.accepted, verdict.chain, proposal[:, 1:].tolist()
         known = prompt_length + len(tokens) + accepted  # positions whose keys and values are those of the answer
         for cache in (target_cache, draft_cache):
             cache.truncate(known)
-            cache.commit(known, verdict.chain)
-        block = [*proposal[verdict.chain, 1 : accepted + 1].tolist(), verdict.token]
+            cache.commit(known, chain)
+        block = [*proposed[chain][:accepted], verdict.token]

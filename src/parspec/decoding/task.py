@@ -19,6 +19,33 @@ from parspec.smc.diagnostics import Interval
 
 
 @dataclass(frozen=True)
+class Trace:
+    """What one cycle did to every particle or draft chain, for a request that is watched.
+
+    Attributes:
+        drafted: Per row, the tokens it drafted, up to its own end; those behind the cut are not part of any answer.
+        cut_weights: Per row, its normalised weight at the cut, before resampling. Of draft chains, the one that was
+            accepted has 1.
+        ancestors: Per particle after the cycle, the row it continues.
+        appended: Per particle after the cycle, the tokens by which it is longer than its ancestor was before.
+        weights: Per particle after the cycle, its normalised weight.
+        finished: Per particle after the cycle, whether it is complete.
+    """
+
+    drafted: list[list[int]]
+    cut_weights: list[float]
+    ancestors: list[int]
+    appended: list[list[int]]
+    weights: list[float]
+    finished: list[bool]
+
+    @classmethod
+    def single(cls, appended: list[int], finished: bool) -> "Trace":
+        """The trace of a cycle that appended tokens to an only sequence, without a draft."""
+        return cls([[]], [1.0], [0], [appended], [1.0], [finished])
+
+
+@dataclass(frozen=True)
 class CycleReport:
     """What one cycle did.
 
@@ -29,6 +56,8 @@ class CycleReport:
         kept: Drafted positions kept: the cut under SMC, the accepted tokens under speculative decoding.
         ess: Effective sample size at the cut, in particles; None outside SMC.
         resampled: Whether the population was resampled.
+        num_particles: Particles, or draft chains.
+        trace: What happened to each of them, if the request is watched.
     """
 
     final: list[int]
@@ -37,6 +66,8 @@ class CycleReport:
     kept: int = 0
     ess: float | None = None
     resampled: bool = False
+    num_particles: int = 1
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +124,7 @@ class Task:
         host_generator: Source of resampling, commit and selection draws, on the CPU.
         report: Called at the end of every cycle.
         draft_length: How many tokens the next cycle should draft, asked at its beginning.
+        watched: Whether reports are to hold traces.
     """
 
     prompt: Tensor
@@ -110,6 +142,7 @@ class Task:
     host_generator: torch.Generator
     report: Callable[[CycleReport], None]
     draft_length: Callable[[], int]
+    watched: bool = False
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""

@@ -1,15 +1,22 @@
 """The loop: admits requests, runs their forward passes together, hands out what has become final."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
+from torch import Tensor
 
+from parspec.decoding.task import CycleReport
 from parspec.engine.cost import CostModel, measure_costs
 from parspec.engine.group import Group
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.pilot import Pilot
 from parspec.engine.request import Request, make_request
 from parspec.engine.scheduler import Scheduler
+from parspec.errors import OutOfMemoryError
+from parspec.models.device import is_out_of_memory
+from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
 from parspec.models.pair import shared_vocab_size
 from parspec.sampling.params import MethodParams, SamplingParams
@@ -22,12 +29,14 @@ class Update:
     Attributes:
         request_id: Which.
         token_ids: Tokens that have become final.
+        reports: Cycles it has been through.
         output: The complete answer, once the request has ended.
         error: What ended the request instead; no other request is affected.
     """
 
     request_id: int
     token_ids: list[int]
+    reports: list[CycleReport] = field(default_factory=list)
     output: RequestOutput | None = None
     error: Exception | None = None
 
@@ -43,18 +52,26 @@ class Engine:
         draft: The model that proposes, or None.
         defaults: Method parameters for requests that do not set their own.
         budget: Bytes the caches of all running requests may take.
+        max_running: Most requests that run at once; None for as many as fit into the budget.
 
     Raises:
         ModelError: The two models do not share a tokenizer.
     """
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel | None, defaults: MethodParams, budget: int) -> None:
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        defaults: MethodParams,
+        budget: int,
+        max_running: int | None = None,
+    ) -> None:
         self.target = target
         self.draft = draft
         self.defaults = defaults
         self.vocab_size = shared_vocab_size(target, draft)
-        self.scheduler = Scheduler(budget)
-        self._next_id = 0
+        self.scheduler = Scheduler(budget, max_running)
+        self._ids = count()
         self.pilot = Pilot(self._measure_costs, lambda: len(self.scheduler.running))
 
     def check(self, prompt: list[int], sampling: SamplingParams) -> Request:
@@ -68,15 +85,24 @@ class Engine:
         self.scheduler.check_fits(request)
         return request
 
-    def submit(self, request: Request) -> int:
-        """Queue a checked request and return its id."""
-        request_id, self._next_id = self._next_id, self._next_id + 1
+    def new_id(self) -> int:
+        """An id no request has; may be called from any thread."""
+        return next(self._ids)
+
+    def submit(self, request: Request, request_id: int | None = None) -> int:
+        """Queue a checked request, under an id from `new_id` or a fresh one, and return its id."""
+        request_id = self.new_id() if request_id is None else request_id
         self.scheduler.submit(request_id, request)
         return request_id
 
     def abort(self, request_id: int) -> None:
         """Drop a request, waiting or running, and free its memory."""
         self.scheduler.remove(request_id)
+
+    def abort_all(self) -> None:
+        """Drop every request."""
+        for request_id in [*self.scheduler.running, *(entry[0] for entry in self.scheduler.waiting)]:
+            self.abort(request_id)
 
     @property
     def has_work(self) -> bool:
@@ -97,16 +123,41 @@ class Engine:
         for model in models:
             batch = {i: group for i, group in running.items() if group.forward and group.forward.model is model}
             if batch:
-                logits = model.forward([group.forward for group in batch.values() if group.forward])
-                for (request_id, group), part in zip(batch.items(), logits, strict=True):
+                for request_id, part in self._forward(model, batch).items():
                     try:
-                        group.send(part)
+                        if isinstance(part, Exception):
+                            raise part
+                        batch[request_id].send(part)
                     except Exception as error:
                         updates.append(self._fail(request_id, error))
                     else:
-                        updates.extend(self._collect(request_id, group))
+                        updates.extend(self._collect(request_id, batch[request_id]))
                 break
         return updates
+
+    def _forward(self, model: LanguageModel, batch: Mapping[int, Group]) -> dict[int, Tensor | Exception]:
+        """Logits for each group; where memory runs out for all of them together, one after the other.
+
+        Caches advance only when a pass is through, so that a pass can be repeated.
+        """
+        passes = {request_id: group.forward for request_id, group in batch.items() if group.forward}
+        try:
+            return dict(zip(passes, model.forward(list(passes.values())), strict=True))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(passes) == 1:
+                shortage = OutOfMemoryError(
+                    "memory ran out while the request was running: lower its max_tokens or num_particles, "
+                    "or cache_memory for all"
+                )
+                shortage.__cause__ = error
+                return dict.fromkeys(passes, shortage)
+        return {
+            request_id: logits
+            for one, group in batch.items()
+            for request_id, logits in self._forward(model, {one: group}).items()
+        }
 
     def _admit(self) -> list[Update]:
         updates = []
@@ -134,10 +185,10 @@ class Engine:
         return measure_costs(self.target.model, self.draft.model)
 
     def _collect(self, request_id: int, group: Group) -> list[Update]:
-        final = group.take_final()
+        final, reports = group.take_final(), group.take_reports()
         if group.output is not None:
             self.scheduler.remove(request_id)
-        return [Update(request_id, final, group.output)] if final or group.output else []
+        return [Update(request_id, final, reports, group.output)] if final or reports or group.output else []
 
     def _fail(self, request_id: int, error: Exception) -> Update:
         self.scheduler.remove(request_id)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class Group:
         self._started_at = time.perf_counter()
         self._first_token_at: float | None = None
         self._reports: list[CycleReport] = []
+        self._new_reports: list[CycleReport] = []
         self._new_final: list[int] = []
         self._num_final = 0
         device = target.model.cache_shape.device
@@ -78,6 +80,7 @@ class Group:
             host_generator=torch.Generator().manual_seed(request.seed ^ _HOST_STREAM),
             report=self._record,
             draft_length=draft_length,
+            watched=request.watched,
         )
         self._decoding = METHODS[request.method.method](task)
         self._advance(lambda: next(self._decoding))
@@ -90,6 +93,11 @@ class Group:
         """Token ids that have become final since the last call, in order."""
         final, self._new_final = self._new_final, []
         return final
+
+    def take_reports(self) -> list[CycleReport]:
+        """Reports of the cycles since the last call."""
+        reports, self._new_reports = self._new_reports, []
+        return reports
 
     def close(self) -> None:
         """Stop at once and let go of the caches."""
@@ -104,7 +112,8 @@ class Group:
             self.output = self._finish(end.value)
 
     def _record(self, report: CycleReport) -> None:
-        self._reports.append(report)
+        self._new_reports.append(report)
+        self._reports.append(replace(report, trace=None))
         if self._observe is not None:
             self._observe(report)
         if report.final and self._first_token_at is None:

@@ -45,10 +45,10 @@ class Tempo:
         """Estimated probability that a drafted token is accepted."""
         return self._accepted / (self._accepted + self._rejected)
 
-    def observe(self, report: CycleReport, num_particles: int) -> None:
+    def observe(self, report: CycleReport) -> None:
         """Learn from a cycle."""
         if report.ess is not None and report.drafted:
-            seen = math.log(max(1.0, num_particles / max(report.ess, 1e-9))) / report.drafted
+            seen = math.log(max(1.0, report.num_particles / max(report.ess, 1e-9))) / report.drafted
             self.divergence = _FORGET * self.divergence + (1 - _FORGET) * seen
         elif report.drafted:
             self._accepted = _FORGET * self._accepted + report.kept
@@ -114,8 +114,8 @@ class Pilot:
             return max(lengths, key=lambda k: self.costs.speculative(requests, k, acceptance))
 
         def observe(report: CycleReport) -> None:
-            tempo.observe(report, method.rows)
-            self._seen.observe(report, method.rows)
+            tempo.observe(report)
+            self._seen.observe(report)
 
         return draft_length, observe
 

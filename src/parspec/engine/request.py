@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from parspec.engine.reservation import Reservation
-from parspec.errors import InvalidRequestError
+from parspec.errors import InvalidRequestError, PromptTooLongError
 from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
 from parspec.sampling.params import MethodParams, SamplingParams
@@ -23,6 +23,7 @@ class Request:
         stop: Decides where a sequence ends.
         reservation: The memory it holds while it runs.
         seed: Seed of all its draws.
+        watched: Whether its cycle reports are to say what happened to every particle.
     """
 
     prompt: list[int]
@@ -32,6 +33,7 @@ class Request:
     stop: StopCondition
     reservation: Reservation
     seed: int
+    watched: bool = False
 
     def with_method(self, method: MethodParams, target: LanguageModel, draft: LanguageModel | None) -> "Request":
         """The same request by another method, with the memory that one needs."""
@@ -62,21 +64,26 @@ def make_request(
     """
     method = defaults.override(sampling)
     if not prompt:
-        raise InvalidRequestError("the prompt is empty: give at least one token")
+        raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
     outside = next((index for index in prompt if not 0 <= index < vocab_size), None)
     if outside is not None:
-        raise InvalidRequestError(f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}")
+        raise InvalidRequestError(
+            f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}", "prompt"
+        )
     if method.method == "auto" and draft is None:
         method = replace(defaults, method="autoregressive").override(replace(sampling, method=None))
     needs_draft = method.method != "autoregressive"
     if needs_draft and draft is None:
-        raise InvalidRequestError(f'method "{method.method}" needs a draft model: give one, or use "autoregressive"')
+        raise InvalidRequestError(
+            f'method "{method.method}" needs a draft model: give one, or use "autoregressive"', "method"
+        )
     for model in (target, draft if needs_draft else None):
         # The target also has to have room for one token of the answer.
         room = 0 if model is None else model.context - (1 if model is target else 0)
         if model is not None and len(prompt) > room:
-            raise InvalidRequestError(
-                f'the prompt has {len(prompt)} tokens but "{model.name}" takes at most {room}: shorten the prompt'
+            raise PromptTooLongError(
+                f'the prompt has {len(prompt)} tokens but "{model.name}" takes at most {room}: shorten the prompt',
+                "prompt",
             )
     room = target.context - len(prompt)
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)

@@ -1,4 +1,4 @@
-"""Who runs and who waits: first come, first served, within a memory budget."""
+"""Who runs and who waits: first come, first served, within a memory budget and a number of requests."""
 
 import time
 from collections import deque
@@ -15,14 +15,18 @@ class Scheduler:
 
     Attributes:
         budget: Bytes all running requests together may reserve.
+        max_running: Most requests that run at once; None for as many as the budget holds.
         waiting: Ids and requests that have not started, oldest first, with their time of submission.
         running: Groups by id.
+        blocked: Whether the oldest waiting request was found not to fit when it was last tried.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, max_running: int | None = None) -> None:
         self.budget = budget
+        self.max_running = max_running
         self.waiting: deque[tuple[int, Request, float]] = deque()
         self.running: dict[int, Group] = {}
+        self.blocked = False
 
     @property
     def reserved(self) -> int:
@@ -50,9 +54,13 @@ class Scheduler:
 
     def next_admissible(self) -> tuple[int, Request, float] | None:
         """Take the oldest waiting request off the queue if its reservation fits beside the running ones."""
-        if not self.waiting or self.reserved + self.waiting[0][1].reservation.num_bytes > self.budget:
-            return None
-        return self.waiting.popleft()
+        self.blocked = bool(self.waiting) and not self._fits(self.waiting[0][1])
+        return None if self.blocked or not self.waiting else self.waiting.popleft()
+
+    def _fits(self, request: Request) -> bool:
+        if self.max_running is not None and len(self.running) >= self.max_running:
+            return False
+        return self.reserved + request.reservation.num_bytes <= self.budget
 
     def remove(self, request_id: int) -> None:
         """Forget a request, waiting or running, and free its memory; unknown ids are ignored."""

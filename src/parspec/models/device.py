@@ -79,3 +79,11 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of torch, or of Python itself, says that no memory is left."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # On the CPU torch raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "bad_alloc" in str(error))

@@ -19,7 +19,7 @@ def _refusal(name: str, value: Any, advice: str) -> InvalidRequestError:
     shown = " ".join(repr(value).split())
     if len(shown) > _LONGEST_SHOWN:
         shown = f"{shown[:_LONGEST_SHOWN]}..."
-    return InvalidRequestError(f"{name} is {shown}: use {advice}")
+    return InvalidRequestError(f"{name} is {shown}: use {advice}", name)
 
 
 def _real(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], float]:
@@ -246,5 +246,5 @@ class MethodParams:
         if merged.method not in ("smc", "auto"):
             for name, used in (("power", sampling.power != 1), ("potentials", bool(sampling.potentials))):
                 if used:
-                    raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"')
+                    raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"', name)
         return merged

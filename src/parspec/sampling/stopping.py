@@ -43,12 +43,14 @@ class StopCondition:
         outside = next((i for i in extra if i >= vocab_size), None)
         if outside is not None:
             raise InvalidRequestError(
-                f"stop_token_ids has {outside}, outside the vocabulary: use ids 0 to {vocab_size - 1}"
+                f"stop_token_ids has {outside}, outside the vocabulary: use ids 0 to {vocab_size - 1}", "stop_token_ids"
             )
         ids = set(extra) | (set() if params.ignore_eos else set(eos_ids))
         if self.strings:
             if tokenizer is None:
-                raise InvalidRequestError("stop strings need a tokenizer, and the model has none: use stop_token_ids")
+                raise InvalidRequestError(
+                    "stop strings need a tokenizer, and the model has none: use stop_token_ids", "stop"
+                )
             # Special tokens are not part of the text, so one given as a string can only be met as a token.
             vocabulary = tokenizer.get_added_vocab()
             ids |= {vocabulary[s] for s in self.strings if s in vocabulary}
