@@ -1,4 +1,4 @@
-"""The command line: ``parspec pull | generate | chat``."""
+"""The command line: ``parspec pull | generate | chat | serve | bench``."""
 
 from parspec.cli.app import main
 

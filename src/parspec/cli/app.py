@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from parspec._version import __version__
-from parspec.cli import bench, chat, generate, pull
+from parspec.cli import bench, chat, generate, pull, serve
 from parspec.cli.console import OutputClosedError, end_line, forget_output, note, show_warning
 from parspec.cli.options import paragraphs
 from parspec.errors import ParspecError
@@ -34,6 +34,7 @@ _EPILOG = """\
   git diff | parspec generate --system "Write a commit message."
   parspec generate --target ./large --draft ./small --json "Hello"
   parspec chat --temperature 0.7
+  parspec serve --port 8000
   parspec bench speed --short
 
 [bold]Exit status[/bold]
@@ -59,6 +60,7 @@ app = typer.Typer(
 app.command(help=pull.HELP, epilog=pull.EPILOG)(pull.pull)
 app.command(help=generate.HELP, epilog=generate.EPILOG)(generate.generate)
 app.command(help=chat.HELP, epilog=chat.EPILOG)(chat.chat)
+app.command(help=serve.HELP, epilog=serve.EPILOG)(serve.serve)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,6 +1,7 @@
 """From the options to a loaded pair of models."""
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from parspec.cli.console import note
@@ -12,12 +13,22 @@ if TYPE_CHECKING:
     from parspec.sampling.params import SamplingParams
 
 
-def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
+def load(
+    options: ModelOptions,
+    sampling: "SamplingParams",
+    *,
+    keep_draft: bool = False,
+    max_model_len: int | None = None,
+    cache_memory: float | None = None,
+) -> "LLM":
     """Say what is going to run, then load it.
 
     Args:
         options: Which models, and where.
-        sampling: The request's parameters, of which the method decides whether a draft is needed.
+        sampling: Its method parameters become the defaults; the method decides whether a draft is needed.
+        keep_draft: Load the draft in any case, for requests with a method of their own.
+        max_model_len: As for `LLM`.
+        cache_memory: As for `LLM`.
 
     Raises:
         ModelError: A model cannot be found, read or served, or has no tokenizer.
@@ -30,9 +41,9 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
 
     target, draft = resolve_pair(options.target, options.draft)
     method = sampling.method or ("autoregressive" if draft is None else "smc")
-    if method == "autoregressive":
+    if method == "autoregressive" and not keep_draft:
         draft = None  # it would only take time and memory
-    elif draft is None and method != "auto":
+    elif draft is None and method not in ("autoregressive", "auto"):
         raise InvalidRequestError(f'method "{method}" needs a draft model: name one with --draft')
     params = MethodParams(method=method).override(sampling)
     device = choose_device(options.device)
@@ -40,7 +51,7 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
     how = f"method {method}"
     if method == "auto" and draft is not None:
         how += f" of at most {params.rows} particles and {params.num_draft_tokens} draft tokens"
-    elif draft is not None:
+    elif draft is not None and method != "autoregressive":
         how += f" with {params.rows} particles" if method == "smc" else f" with {params.rows} draft chains"
         how += f" and {params.num_draft_tokens} draft tokens"
     quantization, draft_quantization = (
@@ -56,12 +67,14 @@ def load(options: ModelOptions, sampling: "SamplingParams") -> "LLM":
     llm = LLM(
         target,
         draft,
-        method=method,
         device=options.device,
         dtype=options.dtype,
         quantization=quantization,
         draft_quantization=draft_quantization,
         cache_dir=options.cache_dir,
+        max_model_len=max_model_len,
+        cache_memory=cache_memory,
+        **asdict(params),
     )
     if llm.tokenizer is None:
         raise ModelError(

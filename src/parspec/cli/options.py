@@ -85,8 +85,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class RequestOptions:
-    """What `SamplingParams` takes; None is "not given"."""
+class MethodOptions:
+    """How answers are made; None is "not given"."""
 
     method: Annotated[
         str | None,
@@ -119,6 +119,25 @@ class RequestOptions:
             metavar="TOKENS",
         ),
     ] = None
+
+    def params(self) -> "SamplingParams":
+        """The options given, checked.
+
+        Raises:
+            InvalidRequestError: A value is out of range.
+        """
+        from parspec.sampling.params import SamplingParams
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.commit_lag is not None:
+            values["commit_lag"] = _commit_lag(self.commit_lag)
+        return SamplingParams(**{name: value for name, value in values.items() if value not in (None, [])})
+
+
+@dataclass(frozen=True)
+class RequestOptions(MethodOptions):
+    """What `SamplingParams` takes; None is "not given"."""
+
     temperature: Annotated[float | None, _sampling("Divides the logits; 0 is greedy. Default 1.", metavar="NUMBER")] = (
         None
     )
@@ -146,21 +165,8 @@ class RequestOptions:
         _sampling("Fixes all random draws. Default: a fresh one, see --stats.", metavar="NUMBER"),
     ] = None
 
-    def params(self) -> "SamplingParams":
-        """The options given, checked.
 
-        Raises:
-            InvalidRequestError: A value is out of range.
-        """
-        from parspec.sampling.params import SamplingParams
-
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.commit_lag is not None:
-            values["commit_lag"] = _commit_lag(self.commit_lag)
-        return SamplingParams(**{name: value for name, value in values.items() if value not in (None, [])})
-
-
-def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+def expand_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give typer a command's dataclass parameters as one option a field.
 
     Args:
@@ -188,10 +194,10 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=keyword))
 
     @functools.wraps(command)
-    def run(**values: Any) -> None:
+    def run(**values: Any) -> Any:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
+        return command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

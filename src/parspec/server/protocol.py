@@ -1,0 +1,289 @@
+"""What clients send: the official API's fields, and parspec's own beside them.
+
+Types are checked here, ranges by `SamplingParams`: they are the same for the Python interface.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from parspec.sampling.params import METHOD_NAMES, SELECTIONS, SamplingParams
+from parspec.server.errors import APIError
+from parspec.smc.resampling import SCHEMES
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "power",
+    "method",
+    "num_particles",
+    "num_draft_tokens",
+    "cut_threshold",
+    "resample_threshold",
+    "resampling",
+    "commit_lag",
+    "select",
+)
+"""Fields that are parameters of `SamplingParams` by the same name."""
+
+_NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields of the official API that are not served, with the values that ask for nothing (null always does)."""
+
+
+class Body(BaseModel):
+    """A JSON object whose fields are all known, and of the right types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, content: Any) -> Any:
+        """JSON can write halves of characters, which no tokenizer and no answer can hold."""
+        try:
+            # A body that is not JSON comes as bytes, and is refused for that.
+            json.dumps(content, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it holds half a character (a lone surrogate)") from error
+        return content
+
+
+class StreamOptions(Body):
+    """What a stream holds beside the text.
+
+    Attributes:
+        include_usage: A last chunk with the usage.
+        include_obfuscation: Taken and without effect: nothing is obfuscated.
+        include_population: Chunks that say what each cycle did to every particle (parspec's own).
+    """
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    include_population: bool = False
+
+
+class GenerationBody(Body):
+    """What both kinds of completions take."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=128)] | None = 1
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+
+    # Taken, and without effect on the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    # Known, and refused unless they ask for nothing: `_NOT_SERVED`.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    service_tier: str | None = None
+
+    # parspec's own.
+    top_k: int | None = None
+    min_p: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    power: float | None = None
+    method: Annotated[str, Field(json_schema_extra={"enum": list(METHOD_NAMES)})] | None = None
+    num_particles: int | None = None
+    num_draft_tokens: int | None = None
+    cut_threshold: float | None = None
+    resample_threshold: float | None = None
+    resampling: Annotated[str, Field(json_schema_extra={"enum": list(SCHEMES)})] | None = None
+    commit_lag: int | None = None
+    select: Annotated[str, Field(json_schema_extra={"enum": list(SELECTIONS)})] | None = None
+    return_posterior: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def answer_limit(self) -> int | None:
+        """The most tokens of the answer, if the client says."""
+        raise NotImplementedError
+
+    @property
+    def watched(self) -> bool:
+        """Whether the client wants to see every cycle."""
+        return self.stream_options is not None and self.stream_options.include_population
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+    def check(self) -> None:
+        """Refuse what the official API has and this server does not serve.
+
+        Raises:
+            APIError: Names the field.
+        """
+        for name, neutral in _NOT_SERVED.items():
+            value = getattr(self, name, None)
+            if value is not None and value not in neutral:
+                raise APIError(
+                    400,
+                    f"{name} is not supported by parspec yet: leave it out",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        if self.stream_options is not None and not self.stream:
+            raise APIError(
+                400, "stream_options needs a stream: set stream to true, or leave it out", param="stream_options"
+            )
+
+    def sampling_params(self, default_max_tokens: int, index: int = 0) -> SamplingParams:
+        """The parameters of one of the answers.
+
+        Args:
+            default_max_tokens: Most tokens of the answer if the client does not say.
+            index: Which answer; each has a seed of its own.
+
+        Raises:
+            InvalidRequestError: A value is out of range.
+        """
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        if "seed" in values and index:
+            values["seed"] = (values["seed"] + index) % 2**63
+        limit = self.answer_limit
+        return SamplingParams(max_tokens=default_max_tokens if limit is None else limit, **values)
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    # An earlier answer sent back as it came has these, empty.
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def as_template_input(self) -> dict[str, str]:
+        """The message as chat templates take it: the text in one piece, and only roles templates know."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+    audio: dict[str, Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    modalities: list[str] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    response_format: dict[str, Any] | None = None
+    store: bool | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    verbosity: str | None = None
+    web_search_options: dict[str, Any] | None = None
+
+    @property
+    def answer_limit(self) -> int | None:
+        """See `GenerationBody`; the newer of the two official names counts."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    echo: bool | None = False
+    best_of: int | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    @property
+    def answer_limit(self) -> int | None:
+        """See `GenerationBody`."""
+        return self.max_tokens
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids.
+
+        Raises:
+            APIError: There are none.
+        """
+        match self.prompt:
+            case str():
+                return [self.prompt]
+            case []:
+                raise APIError(400, "prompt is empty: give a text, or token ids", param="prompt")
+            case [int(), *_]:
+                return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,167 @@
+"""What clients get back: the official API's objects, as plain dictionaries ready for JSON."""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parspec.decoding.task import CycleReport
+from parspec.engine.outputs import RequestOutput
+from parspec.llm import Chunk
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What all objects of one answer share.
+
+    Attributes:
+        model: Name the client asked for.
+        fingerprint: Of the models and the program.
+        chat: Whether the client chats (else it completes text).
+        token_texts: Gives each token's text, for watched cycles.
+        return_posterior: Whether the last object shows all particles.
+        return_token_ids: Whether token ids are given beside the text.
+        include_usage: Whether a stream ends with the usage.
+    """
+
+    model: str
+    fingerprint: str
+    chat: bool
+    token_texts: Callable[[Sequence[int]], list[str]]
+    return_posterior: bool = False
+    return_token_ids: bool = False
+    include_usage: bool = False
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        object.__setattr__(self, "id", f"{prefix}-{secrets.token_hex(12)}")
+
+    def whole(self, outputs: Sequence[RequestOutput], echoes: Sequence[str]) -> dict[str, Any]:
+        """The answer in one piece.
+
+        Args:
+            outputs: Of each choice.
+            echoes: Text put before each choice's own.
+        """
+        choices = []
+        for index, (output, echo) in enumerate(zip(outputs, echoes, strict=True)):
+            choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": output.finish_reason}
+            if self.chat:
+                choice["message"] = {
+                    "role": "assistant",
+                    "content": output.text,
+                    "refusal": None,
+                    "annotations": [],
+                }
+            else:
+                choice["text"] = echo + output.text
+            choices.append(choice | self._extras(output))
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage(outputs)}
+
+    def opening(self, index: int, echo: str) -> dict[str, Any]:
+        """The first piece of a choice: the role of who speaks, or the text to be continued."""
+        start = {"delta": {"role": "assistant", "content": "", "refusal": None}} if self.chat else {"text": echo}
+        return self._piece({"index": index, "logprobs": None, **start, "finish_reason": None})
+
+    def pieces(self, index: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """The objects for a piece of a choice; at its end one more, without text, that says why it ends."""
+        base = {"index": index, "logprobs": None}
+        ids = {"token_ids": chunk.token_ids} if self.return_token_ids else {}
+        traced = [self._cycle(report) for report in chunk.cycles if report.trace is not None]
+        population = {"population": traced} if traced else {}
+        if chunk.text or traced or (ids and chunk.token_ids):
+            yield self._piece({**base, **self._text(chunk.text), "finish_reason": None, **ids, **population})
+        if chunk.output is not None:
+            extras = {"posterior": posterior(chunk.output)} if self.return_posterior else {}
+            yield self._piece(
+                {**base, **self._text("", end=True), "finish_reason": chunk.output.finish_reason, **extras}
+            )
+
+    def last(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The piece with the usage, which has no choices."""
+        return {**self._head(self._piece_kind), "choices": [], "usage": usage(outputs)}
+
+    @property
+    def _piece_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
+        usage_field = {"usage": None} if self.include_usage else {}
+        return {**self._head(self._piece_kind), "choices": [choice], **usage_field}
+
+    def _text(self, text: str, *, end: bool = False) -> dict[str, Any]:
+        if not self.chat:
+            return {"text": text}
+        return {"delta": {} if end else {"content": text}}
+
+    def _extras(self, output: RequestOutput) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self.return_token_ids:
+            extras |= {"prompt_token_ids": output.prompt_token_ids, "token_ids": output.token_ids}
+        if self.return_posterior:
+            extras["posterior"] = posterior(output)
+        return extras
+
+    def _cycle(self, report: CycleReport) -> dict[str, Any]:
+        """One cycle as watchers get it; the texts of tokens in place of their ids."""
+        trace = report.trace
+        assert trace is not None
+        return {
+            "drafted": [self.token_texts(row) for row in trace.drafted],
+            "kept": report.kept,
+            "cut_weights": trace.cut_weights,
+            "ess": report.ess,
+            "resampled": report.resampled,
+            "ancestors": trace.ancestors,
+            "appended": [self.token_texts(row) for row in trace.appended],
+            "weights": trace.weights,
+            "finished": trace.finished,
+            "num_final": len(report.final),
+        }
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Tokens read and written; a prompt with several answers is read once for each, and so counted."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(output.token_ids) for output in outputs)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def posterior(output: RequestOutput) -> dict[str, Any]:
+    """The whole population and how the run went."""
+    metrics, population = output.metrics, output.posterior
+    return {
+        "method": output.method,
+        "seed": output.seed,
+        "particles": [
+            {
+                "text": particle.text,
+                "token_ids": particle.token_ids,
+                "weight": particle.weight,
+                "finish_reason": particle.finish_reason,
+            }
+            for particle in population.particles
+        ],
+        "log_evidence": population.log_evidence if math.isfinite(population.log_evidence) else None,
+        "ess": population.ess,
+        "unique_ancestors": population.unique_ancestors,
+        "resamplings": metrics.resamplings,
+        "cycles": metrics.cycles,
+        "num_drafted": metrics.num_drafted,
+        "num_kept": metrics.num_kept,
+        "seconds": metrics.seconds,
+    }
