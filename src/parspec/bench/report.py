@@ -41,25 +41,35 @@ def write_json(results: Results, file: Path) -> None:
 
 def print_tables(results: Results, console: Console) -> None:
     """All tables on a terminal."""
-    for title, header, rows in tables(results):
-        table = Table(title=title, title_justify="left")
-        for index, name in enumerate(header):
-            table.add_column(name, justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    for data in tables(results):
+        print_table(data, console)
+
+
+def print_table(data: "TableData", console: Console) -> None:
+    """One table on a terminal."""
+    title, header, rows = data
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def markdown(results: Results, images: Sequence[Path], folder: Path) -> str:
     """All tables and plots as Markdown for a page in a folder; the plots may lie anywhere."""
-    parts = []
-    for title, header, rows in tables(results):
-        lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
-        parts.append(f"**{title}**\n\n" + "\n".join(lines))
+    parts = [as_markdown_table(data) for data in tables(results)]
     links = [Path(os.path.relpath(image, folder)).as_posix() for image in images]
     parts += [f"![{Path(link).stem.replace('-', ' ')}]({link})" for link in links]
     return "\n\n".join(parts)
+
+
+def as_markdown_table(data: "TableData") -> str:
+    """One table with its title as Markdown."""
+    title, header, rows = data
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return f"**{title}**\n\n" + "\n".join(lines)
 
 
 def insert_markdown(file: Path, text: str) -> None:

@@ -1,5 +1,6 @@
 """``parspec bench``: how fast parspec is here, beside the machine's limits and other engines."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,23 @@ SPEED_EPILOG = """\
   parspec bench speed --shape llama-70b:llama-1b --shape-only
 
 Exit statuses are listed by parspec --help.
+"""
+
+SERVING_HELP = paragraphs(
+    """
+    Put load on a running server: so many streams at once, each sending one request after the other.
+
+    Tells what users would see, the time to the first text and the gaps between pieces, and whether the
+    server's memory and its open requests return to where they were.
+    """
+)
+
+SERVING_EPILOG = """\
+[bold]Examples[/bold]
+  parspec bench serving --streams 64 --seconds 180
+  parspec bench serving http://127.0.0.1:9000 --settings autoregressive,speculative:1:5,smc:4:8:48
+
+Exit status 1 means that a request failed or stayed open.
 """
 
 _SPECULATIVE = tuple(Setting("speculative", 1, k) for k in (3, 5))
@@ -114,9 +132,7 @@ def speed(
         raise InvalidRequestError(f'peer "{unknown[0]}" is unknown: use {", ".join(PEERS)} or none')
     if shape_only and shape is None:
         raise InvalidRequestError("--shape-only needs --shape TARGET:DRAFT")
-    for file in (json_file, markdown):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise InvalidRequestError(f"{file.absolute().parent} is not a folder: make it first")
+    _check_folders(json_file, markdown)
     if short:
         settings, settings_int8 = _SHORT, _SHORT_INT8
     else:
@@ -146,6 +162,57 @@ def speed(
     images = [] if folder is None else write_plots(results, folder)
     if markdown is not None:
         insert_markdown(markdown, as_markdown(results, images, markdown.parent))
+
+
+@app.command(help=SERVING_HELP, epilog=SERVING_EPILOG)
+def serving(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000",
+    streams: Annotated[str, _work("Requests open at once, separated by commas.")] = "1,8,64",
+    seconds: Annotated[float, _work("How long each load sends new requests.", min=0.1)] = 60,
+    settings: Annotated[
+        str, _work("Separated by commas: default, auto, autoregressive, speculative:CHAINS:K, smc:N:K; or with :LAG.")
+    ] = "default",
+    max_tokens: Annotated[int, _work("Length of every answer.", min=1)] = 64,
+    temperature: Annotated[float, _work("Of the sampling.", min=0)] = 0.7,
+    prompts: Annotated[
+        Path | None,
+        _work("Prompts, JSON lines with category and turns. Default: a few of our own.", exists=True, dir_okay=False),
+    ] = None,
+    tasks: Annotated[str, _work("Categories of prompts, separated by commas.")] = "coding,writing",
+    api_key_file: Annotated[Path | None, _work("File with the server's key.", exists=True, dir_okay=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything measured here.", rich_help_panel="Results")
+    ] = None,
+    markdown: Annotated[
+        Path | None, _results("Put the table into this Markdown file, between its marks if it has them.")
+    ] = None,
+) -> int:
+    """Put load on a server; exit status 1 if a request failed or stayed open."""
+    from parspec.bench import serving as bench
+    from parspec.bench.prompts import load_prompts
+    from parspec.bench.report import as_markdown_table, insert_markdown, print_table
+
+    _check_folders(json_file, markdown)
+    loads = bench.parse_loads(settings, _numbers("streams", streams), max_tokens, temperature)
+    found = load_prompts(prompts, _names(tasks), 80)
+    key = None if api_key_file is None else api_key_file.read_text().strip()
+    results = bench.run_load(url, key, loads, found, seconds, note)
+    rows = bench.table_rows(results)
+    if json_file is not None:
+        json_file.write_text(json.dumps(bench.as_json(results), indent=2) + "\n")
+    title = f"{max_tokens} tokens an answer, {seconds:g} s a row"
+    print_table((title, bench.HEADER, rows), Console())
+    if markdown is not None:
+        insert_markdown(markdown, as_markdown_table((title, bench.HEADER, rows)))
+    for error in sorted({one.error for result in results for one in result.answered if one.error}):
+        note(f"failed: {error}")
+    return 1 if any(len(result.good) < len(result.answered) or result.left_open for result in results) else 0
+
+
+def _check_folders(*written: Path | None) -> None:
+    for file in written:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise InvalidRequestError(f"{file.absolute().parent} is not a folder: make it first")
 
 
 def _settings(draft_tokens: str, rows: str, method: str) -> tuple[Setting, ...]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from parspec.async_llm import AsyncLLM
 from parspec.llm import Chunk
@@ -26,6 +26,7 @@ class Metrics:
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         engine = llm.llm.engine
 
         def counter(name: str, text: str, *labels: str) -> Counter:
