@@ -139,7 +139,7 @@ class AsyncLLM:
             raise EngineStoppedError(f"the engine has failed ({self.failure}): start it again") from self.failure
         if self._closed:
             raise EngineStoppedError("the engine is closed: make a new one")
-        if self.max_queue is None:
+        if self.max_queue is None or not num_requests:
             return
         if self.max_concurrent is not None:
             most = self.max_concurrent + self.max_queue
@@ -153,8 +153,12 @@ class AsyncLLM:
         if full:
             raise QueueFullError(f"{self.num_waiting} requests are waiting, as many as are let in: try again later")
 
-    def open(self, request: Request) -> "AnswerStream":
+    def open(self, request: Request, *, admitted: bool = False) -> "AnswerStream":
         """Queue a checked request.
+
+        Args:
+            request: From `check`.
+            admitted: Whether it belongs to one that has been let in before, and need not find room in the queue.
 
         Returns:
             Its answer, to be iterated over and closed.
@@ -163,7 +167,7 @@ class AsyncLLM:
             QueueFullError: Too many requests are waiting.
             EngineStoppedError: The engine does not run any more.
         """
-        self.check_room()
+        self.check_room(0 if admitted else 1)
         queue: asyncio.Queue[Update | None] = asyncio.Queue()
         request_id = self.llm.engine.new_id()
         self._inboxes[request_id] = _Inbox(asyncio.get_running_loop(), queue)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from parspec.decoding.task import CycleReport
+from parspec.decoding.task import CycleReport, TokenLogProb
 from parspec.engine.engine import Engine, Update
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
@@ -24,6 +24,8 @@ Prompt = str | Mapping[str, Any]
 
 Message = Mapping[str, Any]
 """A chat message: ``{"role": ..., "content": ...}``."""
+
+_MOST_TOP = 100
 
 _CACHE_SHARE = {"cuda": 0.9, "mps": 0.5, "cpu": 0.5}
 """Share of the memory that is free after loading which caches may take, by device."""
@@ -44,6 +46,11 @@ class Chunk:
     token_ids: list[int]
     cycles: list[CycleReport] = field(default_factory=list)
     output: RequestOutput | None = None
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    return list(prompts) if many else [prompts]
 
 
 class Chunker:
@@ -183,8 +190,7 @@ class LLM:
             InvalidRequestError: A prompt or a parameter cannot be served.
             OutOfMemoryError: A single request exceeds the memory budget.
         """
-        many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-        listed: list[Any] = list(prompts) if many else [prompts]
+        listed = _listed(prompts)
         if isinstance(sampling_params, Sequence):
             params = list(sampling_params)
         else:
@@ -194,12 +200,35 @@ class LLM:
                 f"{len(params)} sampling_params for {len(listed)} prompts: give one for all, or one for each"
             )
         requests = [self.check(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        return self._outputs(requests)
+
+    def _outputs(self, requests: Sequence[Request]) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         ids = [self.engine.submit(request) for request in requests]
         for update in self._run(ids):
             if update.output is not None:
                 outputs[update.request_id] = update.output
         return [outputs[request_id] for request_id in ids]
+
+    def score(self, prompts: Prompt | Sequence[Prompt], num_top: int = 0) -> list[list[TokenLogProb]]:
+        """Log-probabilities of the tokens of given texts under the target, with temperature 1.
+
+        Args:
+            prompts: A text or a list of them, as for `generate`.
+            num_top: How many of the most probable tokens to report at each place.
+
+        Returns:
+            For each text one entry for each token but the first.
+
+        Raises:
+            InvalidRequestError: A text has fewer than two tokens, or is too long.
+            OutOfMemoryError: A text exceeds the memory budget.
+        """
+        if not 0 <= num_top <= _MOST_TOP:
+            raise InvalidRequestError(f"num_top is {num_top}: use 0 to {_MOST_TOP}", "num_top")
+        requests = [self.engine.check_score(self._token_ids(prompt), num_top) for prompt in _listed(prompts)]
+        outputs = self._outputs(requests)
+        return [output.log_probs or [] for output in outputs]
 
     def chat(
         self,

@@ -11,7 +11,7 @@ from parspec.bench.peers import PeerAbsent, PeerRun
 from parspec.bench.plots import write_plots
 from parspec.bench.ratios import TARGETS, Results, ratios, reached
 from parspec.bench.records import OwnSpec, Record, Setting
-from parspec.bench.report import BEGIN, END, as_json, insert_markdown, markdown, print_tables, write_json
+from parspec.bench.report import as_json, insert_markdown, markdown, print_tables, write_json
 
 MACHINE = Machine("some processor", 2, 2, 24.0, ["avx2"], 10e9, {"float32": 100e9}, {"python": "3.11"})
 
@@ -139,13 +139,14 @@ def test_files(tmp_path: Path) -> None:
 
 def test_markdown_goes_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
+    begin, end = "<!-- begin: parspec bench speed -->", "<!-- end: parspec bench speed -->"
+    page.write_text(f"# Title\n\n{begin}\nold\n{end}\n\nThe end.\n")
     for _ in range(2):
         images = [tmp_path / "images" / "a-b.svg", tmp_path.parent / "c.svg"]
         insert_markdown(page, markdown(RESULTS, images, tmp_path))
     text = page.read_text()
-    assert text.startswith("# Title\n\n" + BEGIN)
-    assert text.endswith(END + "\n\nThe end.\n")
+    assert text.startswith("# Title\n\n" + begin)
+    assert text.endswith(end + "\n\nThe end.\n")
     assert text.count("| smc_vs_ar_code | 4 | >= 3.5 | yes |") == 1
     assert "old" not in text
     assert "![a b](images/a-b.svg)" in text

@@ -83,14 +83,19 @@ def running(llm: LLM, *, max_concurrent: int = 64, max_queue: int = 256, **confi
         sock.close()
 
 
+def load(pair: Pair) -> LLM:
+    # float32: what a request gets then hardly depends on the company it is in.
+    return LLM(str(pair.target), str(pair.draft), dtype="float32", num_particles=4, num_draft_tokens=4)
+
+
 @pytest.fixture(scope="session")
 def tiny_llm(tiny_pair: Pair) -> Callable[[], LLM]:
-    return lambda: LLM(str(tiny_pair.target), str(tiny_pair.draft), num_particles=4, num_draft_tokens=4)
+    return lambda: load(tiny_pair)
 
 
 @pytest.fixture(scope="session")
 def endless_llm(endless_pair: Pair) -> Callable[[], LLM]:
-    return lambda: LLM(str(endless_pair.target), str(endless_pair.draft), num_particles=4, num_draft_tokens=4)
+    return lambda: load(endless_pair)
 
 
 @pytest.fixture(scope="module")

@@ -87,8 +87,6 @@ def test_wrong_values(server: Server, field: str, value: Any) -> None:
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("logprobs", True),
-        ("top_logprobs", 3),
         ("logit_bias", {"5": 1}),
         ("presence_penalty", 0.5),
         ("frequency_penalty", 0.5),
@@ -201,6 +199,9 @@ def test_addresses_that_do_not_exist(server: Server) -> None:
 
 def test_options_that_contradict(server: Server) -> None:
     refused(server.chat(stream_options={"include_usage": True}), 400, param="stream_options")
+    refused(server.chat(top_logprobs=2), 400, param="top_logprobs", words="logprobs")
+    refused(server.chat(logprobs=True, stream=True), 400, param="logprobs", code="unsupported_parameter")
+    refused(server.chat(logprobs=True, top_logprobs=21), 400, param="top_logprobs")
     refused(server.chat(power=2, method="speculative"), 400, param="power")
     refused(server.post("/tokenize", prompt="a", messages=USER), 400)
     refused(server.post("/tokenize"), 400)

@@ -127,3 +127,25 @@ def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-5", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("method", ["smc", "speculative", "autoregressive"])
+def test_log_probabilities(client: openai.OpenAI, method: str) -> None:
+    """Those of the target, whatever decoded the answer, and the same as when the text is scored."""
+    body = {"method": method, "return_token_ids": True}
+    choice = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=9, logprobs=True, top_logprobs=2, extra_body=body
+    ).choices[0]
+    ids = [*choice.prompt_token_ids, *choice.token_ids]
+    assert len(choice.logprobs.content) == 9
+    for entry in choice.logprobs.content:
+        assert entry.logprob <= max(top.logprob for top in entry.top_logprobs) + 1e-6
+        assert len(entry.top_logprobs) == 2
+    echoed = client.completions.create(
+        model=MODEL, prompt=ids, max_tokens=1, logprobs=1, echo=True, temperature=0, extra_body=body
+    ).choices[0]
+    columns = echoed.logprobs
+    assert columns.token_logprobs[0] is None
+    assert len(columns.tokens) == len(columns.token_logprobs) == len(columns.top_logprobs) == len(ids) + 1
+    assert columns.token_logprobs[-10:-1] == pytest.approx([e.logprob for e in choice.logprobs.content], abs=1e-5)
+    assert columns.token_logprobs[-1] == max(columns.top_logprobs[-1].values()), "greedy"

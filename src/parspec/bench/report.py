@@ -15,7 +15,6 @@ from parspec.bench.peers import PeerAbsent, PeerRun
 from parspec.bench.ratios import TARGETS, Results, Spread, cycle_seconds, of_kind, peer_speeds, ratios, reached, speeds
 from parspec.bench.records import Record
 
-BEGIN, END = "<!-- begin: parspec bench speed -->", "<!-- end: parspec bench speed -->"
 _SHAPE_NOTE = "shape only: speed, not text"
 
 
@@ -72,12 +71,19 @@ def as_markdown_table(data: "TableData") -> str:
     return f"**{title}**\n\n" + "\n".join(lines)
 
 
-def insert_markdown(file: Path, text: str) -> None:
-    """Put a report between the marks of a Markdown file; a file without them is written anew."""
-    block = f"{BEGIN}\n\n{text}\n\n{END}"
+def insert_markdown(file: Path, text: str, mark: str = "parspec bench speed") -> None:
+    """Put a report between two marks of a Markdown file; a file without them is written anew.
+
+    Args:
+        file: The file.
+        text: The report.
+        mark: The marks are the comments ``begin: MARK`` and ``end: MARK``.
+    """
+    first, last = f"<!-- begin: {mark} -->", f"<!-- end: {mark} -->"
+    block = f"{first}\n\n{text}\n\n{last}"
     old = file.read_text(encoding="utf-8") if file.exists() else ""
-    before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = old.partition(first)
+    _, end, after = rest.partition(last)
     new = before + block + after if begin and end else block + "\n"
     file.write_text(new, encoding="utf-8")
 

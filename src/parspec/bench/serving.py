@@ -248,59 +248,54 @@ def parse_loads(settings: str, streams: Sequence[int], max_tokens: int, temperat
     return loads
 
 
-HEADER = [
-    "setting",
-    "streams",
-    "answered",
-    "failed",
-    "tokens/s, all",
-    "tokens/s, each",
-    "first text, s (median, 95%)",
-    "gap, s (median, 95%, most)",
-    "cache",
-    "memory, MiB (start, end)",
-    "left open",
-]
+def tables(results: Sequence[LoadResult], title: str) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, header and rows of two tables: what was answered, and how long users waited."""
+    header = ["setting", "streams", "answered", "failed", "tokens/s", "each", "cache", "MiB", "left open"]
+    times = ["setting", "streams", "first text", "95%", "gap", "95%", "longest"]
+    records = as_json(results)
+    answers = [
+        [
+            *(record["setting"], str(record["streams"]), str(record["answered"]), str(record["failed"])),
+            *(f"{record['tokens_per_second']:.1f}", f"{record['tokens_per_second_each']:.2f}"),
+            f"{record['cache_share']:.0%}",
+            " to ".join(f"{number / _MIB:.0f}" for number in (record["memory"][:1] + record["memory"][-1:])) or "-",
+            f"{record['left_open']:.0f}",
+        ]
+        for record in records
+    ]
+    waits = [
+        [record["setting"], str(record["streams"]), *(f"{value:.2f}" for value in (*record["first"], *record["gap"]))]
+        for record in records
+    ]
+    return [(title, header, answers), ("Seconds until the first text and between pieces: median, 95%", times, waits)]
 
 
-def table_rows(results: Sequence[LoadResult]) -> list[list[str]]:
-    """One row a load, in the order of `HEADER`."""
-    rows = []
+def as_json(results: Sequence[LoadResult]) -> list[dict[str, Any]]:
+    """One object a load; times in seconds, memory in bytes."""
+    objects = []
     for result in results:
         good = result.good
         gaps = [gap for one in good for gap in one.gaps]
         firsts = [one.first for one in good if not math.isnan(one.first)]
-        memory = [f"{number / _MIB:.0f}" for number in (result.memory[:1] + result.memory[-1:])]
-        rows.append(
-            [
-                result.load.name,
-                str(result.load.streams),
-                str(len(good)),
-                str(len(result.answered) - len(good)),
-                f"{sum(one.tokens for one in good) / result.seconds:.1f}",
-                f"{_quantile([one.tokens / one.seconds for one in good], 0.5):.2f}",
-                f"{_quantile(firsts, 0.5):.2f}, {_quantile(firsts, 0.95):.2f}",
-                f"{_quantile(gaps, 0.5):.2f}, {_quantile(gaps, 0.95):.2f}, {max(gaps, default=math.nan):.2f}",
-                f"{result.cache:.0%}",
-                ", ".join(memory) or "-",
-                f"{result.left_open:.0f}",
-            ]
+        objects.append(
+            {
+                "setting": result.load.name,
+                "streams": result.load.streams,
+                "fields": result.load.fields,
+                "seconds": result.seconds,
+                "answered": len(good),
+                "failed": len(result.answered) - len(good),
+                "errors": sorted({one.error for one in result.answered if one.error is not None}),
+                "tokens_per_second": sum(one.tokens for one in good) / result.seconds,
+                "tokens_per_second_each": _quantile([one.tokens / one.seconds for one in good], 0.5),
+                "first": [_quantile(firsts, 0.5), _quantile(firsts, 0.95)],
+                "gap": [_quantile(gaps, 0.5), _quantile(gaps, 0.95), max(gaps, default=math.nan)],
+                "cache_share": result.cache,
+                "memory": result.memory,
+                "left_open": result.left_open,
+            }
         )
-    return rows
-
-
-def as_json(results: Sequence[LoadResult]) -> list[dict[str, Any]]:
-    """The table's numbers, and the errors and the memory behind them."""
-    return [
-        {
-            **dict(zip(HEADER, row, strict=True)),
-            "fields": result.load.fields,
-            "seconds": result.seconds,
-            "errors": sorted({one.error for one in result.answered if one.error is not None}),
-            "memory": result.memory,
-        }
-        for result, row in zip(results, table_rows(results), strict=True)
-    ]
+    return objects
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

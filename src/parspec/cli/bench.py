@@ -186,6 +186,7 @@ def serving(
     markdown: Annotated[
         Path | None, _results("Put the table into this Markdown file, between its marks if it has them.")
     ] = None,
+    mark: Annotated[str, _results("Name of those marks: the comments begin: NAME and end: NAME.")] = "bench serving",
 ) -> int:
     """Put load on a server; exit status 1 if a request failed or stayed open."""
     from parspec.bench import serving as bench
@@ -197,13 +198,13 @@ def serving(
     found = load_prompts(prompts, _names(tasks), 80)
     key = None if api_key_file is None else api_key_file.read_text().strip()
     results = bench.run_load(url, key, loads, found, seconds, note)
-    rows = bench.table_rows(results)
+    tables = bench.tables(results, f"{max_tokens} tokens an answer, {seconds:g} s a row")
     if json_file is not None:
         json_file.write_text(json.dumps(bench.as_json(results), indent=2) + "\n")
-    title = f"{max_tokens} tokens an answer, {seconds:g} s a row"
-    print_table((title, bench.HEADER, rows), Console())
+    for table in tables:
+        print_table(table, Console())
     if markdown is not None:
-        insert_markdown(markdown, as_markdown_table((title, bench.HEADER, rows)))
+        insert_markdown(markdown, "\n\n".join(as_markdown_table(table) for table in tables), mark)
     for error in sorted({one.error for result in results for one in result.answered if one.error}):
         note(f"failed: {error}")
     return 1 if any(len(result.good) < len(result.answered) or result.left_open for result in results) else 0

@@ -86,6 +86,34 @@ class Particle:
 
 
 @dataclass(frozen=True)
+class TokenLogProb:
+    """A token of a given text under the target's own distribution (temperature 1, nothing ruled out).
+
+    Attributes:
+        token_id: The token.
+        log_prob: Its log-probability after the tokens before it.
+        top: The most probable tokens at its place, as pairs of id and log-probability, best first.
+    """
+
+    token_id: int
+    log_prob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """That a text is to be scored, not continued.
+
+    Attributes:
+        last_token: The text's last token; the prompt holds those before it.
+        num_top: How many of the most probable tokens to report at each place.
+    """
+
+    last_token: int
+    num_top: int = 0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The end of a request.
 
@@ -95,6 +123,7 @@ class Outcome:
         log_evidence: log Z-hat, the estimate of the log total mass of the distribution aimed at; 0 outside SMC.
         intervals: One entry a resampling interval: its ESS, chi2 estimate and error scale.
         unique_ancestors: How many of the first cycle's particles still have descendants.
+        log_probs: Of the tokens of a text that was scored.
     """
 
     particles: list[Particle]
@@ -102,6 +131,7 @@ class Outcome:
     log_evidence: float = 0.0
     intervals: list[Interval] = field(default_factory=list)
     unique_ancestors: int = 1
+    log_probs: list[TokenLogProb] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +155,7 @@ class Task:
         report: Called at the end of every cycle.
         draft_length: How many tokens the next cycle should draft, asked at its beginning.
         watched: Whether reports are to hold traces.
+        scored: Set if the text is to be scored.
     """
 
     prompt: Tensor
@@ -143,6 +174,7 @@ class Task:
     report: Callable[[CycleReport], None]
     draft_length: Callable[[], int]
     watched: bool = False
+    scored: Scored | None = None
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""

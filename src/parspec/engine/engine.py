@@ -1,20 +1,20 @@
 """The loop: admits requests, runs their forward passes together, hands out what has become final."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
-from parspec.decoding.task import CycleReport
+from parspec.decoding.task import CycleReport, Scored
 from parspec.engine.cost import CostModel, measure_costs
 from parspec.engine.group import Group
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.pilot import Pilot
 from parspec.engine.request import Request, make_request
 from parspec.engine.scheduler import Scheduler
-from parspec.errors import OutOfMemoryError
+from parspec.errors import InvalidRequestError, OutOfMemoryError
 from parspec.models.device import is_out_of_memory
 from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
@@ -82,6 +82,23 @@ class Engine:
             OutOfMemoryError: The request alone exceeds the memory budget.
         """
         request = make_request(prompt, sampling, self.defaults, self.target, self.draft, self.vocab_size)
+        self.scheduler.check_fits(request)
+        return request
+
+    def check_score(self, token_ids: list[int], num_top: int) -> Request:
+        """Check a text that is to be scored; see `check`."""
+        if len(token_ids) < 2:
+            raise InvalidRequestError("the text has fewer than two tokens: only tokens after the first are scored")
+        plain = replace(self.defaults, method="autoregressive")
+        request = make_request(
+            token_ids[:-1],
+            SamplingParams(max_tokens=1),
+            plain,
+            self.target,
+            self.draft,
+            self.vocab_size,
+            Scored(token_ids[-1], num_top),
+        )
         self.scheduler.check_fits(request)
         return request
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from parspec.decoding import METHODS
+from parspec.decoding.score import score
 from parspec.decoding.task import CycleReport, Outcome, Task
 from parspec.engine.outputs import FinishReason, Metrics, Posterior, PosteriorParticle, RequestOutput
 from parspec.engine.pilot import Pilot
@@ -81,8 +82,9 @@ class Group:
             report=self._record,
             draft_length=draft_length,
             watched=request.watched,
+            scored=request.scored,
         )
-        self._decoding = METHODS[request.method.method](task)
+        self._decoding = score(task) if request.scored is not None else METHODS[request.method.method](task)
         self._advance(lambda: next(self._decoding))
 
     def send(self, logits: Tensor) -> None:
@@ -157,6 +159,7 @@ class Group:
             ),
             method=self.request.method.method,
             seed=self.request.seed,
+            log_probs=outcome.log_probs,
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from parspec.decoding.task import TokenLogProb
 from parspec.smc.diagnostics import Interval
 
 FinishReason = Literal["stop", "length"]
@@ -98,6 +99,7 @@ class RequestOutput:
         metrics: Counts and times.
         method: The method that ran.
         seed: The seed of every draw; passing it again gives the same tokens.
+        log_probs: Of a text that was scored, one entry for each token but the first.
     """
 
     prompt_token_ids: list[int]
@@ -108,3 +110,4 @@ class RequestOutput:
     metrics: Metrics
     method: str
     seed: int
+    log_probs: list[TokenLogProb] | None = None

@@ -3,6 +3,8 @@
 import secrets
 from dataclasses import dataclass, replace
 
+from parspec.decoding.score import CHUNK
+from parspec.decoding.task import Scored
 from parspec.engine.reservation import Reservation
 from parspec.errors import InvalidRequestError, PromptTooLongError
 from parspec.models.interface import LanguageModel
@@ -23,6 +25,7 @@ class Request:
         stop: Decides where a sequence ends.
         reservation: The memory it holds while it runs.
         seed: Seed of all its draws.
+        scored: Set if the text is to be scored, not continued.
         watched: Whether its cycle reports are to say what happened to every particle.
     """
 
@@ -33,6 +36,7 @@ class Request:
     stop: StopCondition
     reservation: Reservation
     seed: int
+    scored: Scored | None = None
     watched: bool = False
 
     def with_method(self, method: MethodParams, target: LanguageModel, draft: LanguageModel | None) -> "Request":
@@ -48,6 +52,7 @@ def make_request(
     target: LoadedModel,
     draft: LoadedModel | None,
     vocab_size: int,
+    scored: Scored | None = None,
 ) -> Request:
     """Check a prompt and its parameters against the models.
 
@@ -58,6 +63,7 @@ def make_request(
         target: The model aimed at.
         draft: The model that proposes, or None.
         vocab_size: Number of ids that may occur.
+        scored: Set if the text is to be scored, not continued.
 
     Raises:
         InvalidRequestError: The prompt or a parameter cannot be served; nothing has been run.
@@ -65,7 +71,8 @@ def make_request(
     method = defaults.override(sampling)
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
-    outside = next((index for index in prompt if not 0 <= index < vocab_size), None)
+    ids = prompt if scored is None else [*prompt, scored.last_token]
+    outside = next((index for index in ids if not 0 <= index < vocab_size), None)
     if outside is not None:
         raise InvalidRequestError(
             f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}", "prompt"
@@ -99,6 +106,8 @@ def make_request(
             method,
             target.model,
             draft.model if draft is not None and needs_draft else None,
+            num_logits=1 if scored is None else CHUNK,
         ),
+        scored=scored,
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
     )

@@ -38,6 +38,7 @@ class Reservation:
         method: MethodParams,
         target: LanguageModel,
         draft: LanguageModel | None,
+        num_logits: int = 1,
     ) -> "Reservation":
         """Size the caches of a request.
 
@@ -47,8 +48,9 @@ class Reservation:
             method: Method parameters.
             target: The model aimed at.
             draft: The model that proposes, if the method uses one.
+            num_logits: Logits wanted at once of the prompt.
         """
-        num_rows, num_positions, branch = 1, 1, 0
+        num_rows, num_positions, branch = 1, num_logits, 0
         if draft is not None:
             num_rows, num_positions = method.rows, min(method.num_draft_tokens + 1, max_tokens)
             # Tokens that are not final yet, at most commit_lag of them, and the block behind them.

@@ -173,7 +173,11 @@ async def _respond(
     texts = [""] * answers.count if echoes is None else list(echoes)
     try:
         if not body.stream:
-            return JSONResponse(reply.whole(await while_connected(request, answers.outputs()), texts))
+            outputs = await while_connected(request, answers.outputs())
+            scores = None
+            if body.num_top is not None:
+                scores = await while_connected(request, service.score(outputs, body.num_top))
+            return JSONResponse(reply.whole(outputs, texts, scores))
         encoded = frames(_events(reply, answers, texts), service.config.keepalive_seconds)
         # The status waits for the first piece, so that a request that fails before it gets the right one.
         first = await while_connected(request, anext(encoded))

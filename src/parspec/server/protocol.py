@@ -41,7 +41,6 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
     "presence_penalty": (0,),
@@ -52,7 +51,6 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -138,6 +136,11 @@ class GenerationBody(Body):
         raise NotImplementedError
 
     @property
+    def num_top(self) -> int | None:
+        """How many alternatives to show with each token's log-probability; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
     def watched(self) -> bool:
         """Whether the client wants to see every cycle."""
         return self.stream_options is not None and self.stream_options.include_population
@@ -162,6 +165,13 @@ class GenerationBody(Body):
                     param=name,
                     code="unsupported_parameter",
                 )
+        if self.num_top is not None and self.stream:
+            raise APIError(
+                400,
+                "logprobs is not supported in streams yet: leave it out, or leave out stream",
+                param="logprobs",
+                code="unsupported_parameter",
+            )
         if self.stream_options is not None and not self.stream:
             raise APIError(
                 400, "stream_options needs a stream: set stream to true, or leave it out", param="stream_options"
@@ -223,7 +233,7 @@ class ChatBody(GenerationBody):
     function_call: str | dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     modalities: list[str] | None = None
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
@@ -240,6 +250,17 @@ class ChatBody(GenerationBody):
         """See `GenerationBody`; the newer of the two official names counts."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def num_top(self) -> int | None:
+        """See `GenerationBody`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """See `GenerationBody`."""
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise APIError(400, "top_logprobs needs logprobs: set it to true, or leave both out", param="top_logprobs")
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
@@ -248,13 +269,18 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = 16
     echo: bool | None = False
     best_of: int | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
 
     @property
     def answer_limit(self) -> int | None:
         """See `GenerationBody`."""
         return self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        """See `GenerationBody`."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids.

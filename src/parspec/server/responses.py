@@ -5,11 +5,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from parspec.decoding.task import CycleReport
+from parspec.decoding.task import CycleReport, TokenLogProb
 from parspec.engine.outputs import RequestOutput
 from parspec.llm import Chunk
+from parspec.sampling.detokenize import REPLACEMENT
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,18 @@ class Reply:
         prefix = "chatcmpl" if self.chat else "cmpl"
         object.__setattr__(self, "id", f"{prefix}-{secrets.token_hex(12)}")
 
-    def whole(self, outputs: Sequence[RequestOutput], echoes: Sequence[str]) -> dict[str, Any]:
+    def whole(
+        self,
+        outputs: Sequence[RequestOutput],
+        echoes: Sequence[str],
+        scores: Sequence[Sequence[TokenLogProb]] | None = None,
+    ) -> dict[str, Any]:
         """The answer in one piece.
 
         Args:
             outputs: Of each choice.
             echoes: Text put before each choice's own.
+            scores: Of each choice, log-probabilities of all tokens of prompt and answer but the first.
         """
         choices = []
         for index, (output, echo) in enumerate(zip(outputs, echoes, strict=True)):
@@ -59,9 +67,45 @@ class Reply:
                 }
             else:
                 choice["text"] = echo + output.text
+            if scores is not None:
+                prompt = output.prompt_token_ids
+                if self.chat:
+                    choice["logprobs"] = self._chat_log_probs(scores[index][len(prompt) - 1 :])
+                elif echo:
+                    choice["logprobs"] = self._text_log_probs(scores[index], prompt[0])
+                else:
+                    choice["logprobs"] = self._text_log_probs(scores[index][len(prompt) - 1 :])
             choices.append(choice | self._extras(output))
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage(outputs)}
+
+    def _chat_log_probs(self, scores: Sequence[TokenLogProb]) -> dict[str, Any]:
+        def entry(token_id: int, log_prob: float) -> dict[str, Any]:
+            text = self.token_texts([token_id])[0]
+            # A token that is a part of a character has bytes, but none that its text would tell.
+            known = None if REPLACEMENT in text else list(text.encode())
+            return {"token": text, "logprob": log_prob, "bytes": known}
+
+        content = [
+            {**entry(one.token_id, one.log_prob), "top_logprobs": [entry(*pair) for pair in one.top]} for one in scores
+        ]
+        return {"content": content, "refusal": None}
+
+    def _text_log_probs(self, scores: Sequence[TokenLogProb], first: int | None = None) -> dict[str, Any]:
+        """The older form, in columns; ``first`` is a first token without a probability."""
+        texts = self.token_texts([*([] if first is None else [first]), *(one.token_id for one in scores)])
+        unknown = [] if first is None else [None]
+        tops = []
+        for one in scores:
+            # As in the official API the token itself is always among them.
+            pairs = [*one.top, (one.token_id, one.log_prob)]
+            tops.append({self.token_texts([token])[0]: value for token, value in pairs})
+        return {
+            "tokens": texts,
+            "token_logprobs": [*unknown, *(one.log_prob for one in scores)],
+            "top_logprobs": [*unknown, *tops],
+            "text_offset": list(accumulate((len(text) for text in texts[:-1]), initial=0)),
+        }
 
     def opening(self, index: int, echo: str) -> dict[str, Any]:
         """The first piece of a choice: the role of who speaks, or the text to be continued."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from parspec._version import __version__
 from parspec.async_llm import AnswerStream, AsyncLLM
+from parspec.decoding.task import TokenLogProb
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
 from parspec.errors import InvalidRequestError, QueueFullError
@@ -119,6 +120,21 @@ class Service:
         except BaseException:
             self._fail(clocks, "error")
             raise
+
+    async def score(self, outputs: Sequence[RequestOutput], num_top: int) -> list[list[TokenLogProb]]:
+        """Log-probabilities of all tokens of prompts and answers but the first, by one more pass over each text."""
+        engine = self.llm.llm.engine
+        texts = [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
+        streams = [self.llm.open(engine.check_score(text, num_top), admitted=True) for text in texts]
+        try:
+            found = []
+            for stream in streams:
+                scored = [chunk.output async for chunk in stream][-1]
+                found.append([] if scored is None or scored.log_probs is None else scored.log_probs)
+            return found
+        finally:
+            for stream in streams:
+                stream.close()
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests and wait until the open ones are answered, but not longer than so many seconds."""
