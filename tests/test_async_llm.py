@@ -17,7 +17,7 @@ from parspec import (
 )
 from parspec.engine.engine import Engine
 from parspec.sampling.params import MethodParams
-from tests.support.table_model import TableModel, loaded
+from tests.support.table_model import TableModel, TightModel, loaded
 
 TARGET = TableModel.random(5, 9, seed=0)
 DRAFT = TARGET.perturbed(1, 0.5)
@@ -218,14 +218,6 @@ def test_an_engine_that_fails_tells_everybody() -> None:
 
 
 def test_memory_that_runs_out_ends_one_request_only() -> None:
-    class Tight(TableModel):
-        """Has no memory for the caches of large requests, alone or in company."""
-
-        def forward(self, requests):
-            if any(request.cache.trunk_capacity > 8 for request in requests):
-                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-            return super().forward(requests)
-
     async def body(served: AsyncLLM) -> None:
         sizes = [4, 8, 4, 4]
         results = await asyncio.gather(
@@ -235,7 +227,7 @@ def test_memory_that_runs_out_ends_one_request_only() -> None:
         assert [isinstance(result, OutOfMemoryError) for result in results] == [False, True, False, False]
         assert served.failure is None
 
-    run(body, table_llm(Tight(TARGET.tables)))
+    run(body, table_llm(TightModel(TARGET.tables)))
 
 
 def test_closing_ends_open_requests() -> None:

@@ -14,7 +14,7 @@ from parspec import LLM
 from parspec.engine.engine import Engine
 from parspec.sampling.params import MethodParams
 from tests.server.conftest import DRAFT, MODEL, TARGET, Server, running
-from tests.support.table_model import TableModel, loaded
+from tests.support.table_model import TableModel, TightModel, loaded
 
 LONG = {"model": MODEL, "prompt": "Hello", "max_tokens": 50_000, "method": "autoregressive"}
 
@@ -154,13 +154,7 @@ def test_a_fault_after_the_first_piece_is_an_event() -> None:
 
 
 def test_memory_that_runs_out_fails_one_request_only() -> None:
-    class Tight(TableModel):
-        def forward(self, requests):
-            if any(request.cache.trunk_capacity > 8 for request in requests):
-                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-            return super().forward(requests)
-
-    llm = LLM.of(Engine(loaded(Tight(TARGET.tables)), loaded(DRAFT), MethodParams(), 1 << 30))
+    llm = LLM.of(Engine(loaded(TightModel(TARGET.tables)), loaded(DRAFT), MethodParams(), 1 << 30))
     with running(llm) as server, ThreadPoolExecutor() as pool:
         answers = [pool.submit(server.complete, [1], max_tokens=size) for size in (4, 8, 4)]
         assert [answer.result().status_code for answer in answers] == [200, 503, 200]

@@ -78,6 +78,16 @@ class TableModel:
         return torch.cat([trunk, branch], dim=1).long()
 
 
+class TightModel(TableModel):
+    """Has no memory for passes over caches of more than 8 positions, alone or in company."""
+
+    def forward(self, requests: Sequence[Forward]) -> list[Tensor]:
+        """See LanguageModel."""
+        if any(request.cache.trunk_capacity > 8 for request in requests):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+        return super().forward(requests)
+
+
 def loaded(model: TableModel, eos_ids: tuple[int, ...] = (0,)) -> LoadedModel:
     """The table as the engine takes it: no tokenizer, token 0 ends a text."""
     return LoadedModel("table", model, None, eos_ids)

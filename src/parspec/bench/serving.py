@@ -73,7 +73,7 @@ class LoadResult:
         return [one for one in self.answered if one.error is None]
 
 
-def run_load(
+async def run_load(
     url: str,
     api_key: str | None,
     loads: Sequence[Load],
@@ -94,20 +94,9 @@ def run_load(
     Raises:
         ModelError: Nobody answers at the address, or it is not parspec.
     """
-    return asyncio.run(_run(url.rstrip("/"), api_key, loads, prompts, seconds, note))
-
-
-async def _run(
-    url: str,
-    api_key: str | None,
-    loads: Sequence[Load],
-    prompts: Sequence[Prompt],
-    seconds: float,
-    note: Callable[[str], None],
-) -> list[LoadResult]:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=None, limits=limits) as client:
         try:
             listed = await client.get("/v1/models")
             model = listed.raise_for_status().json()["data"][0]["id"]

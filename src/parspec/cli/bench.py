@@ -1,5 +1,6 @@
 """``parspec bench``: how fast parspec is here, beside the machine's limits and other engines."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -197,7 +198,7 @@ def serving(
     loads = bench.parse_loads(settings, _numbers("streams", streams), max_tokens, temperature)
     found = load_prompts(prompts, _names(tasks), 80)
     key = None if api_key_file is None else api_key_file.read_text().strip()
-    results = bench.run_load(url, key, loads, found, seconds, note)
+    results = asyncio.run(bench.run_load(url, key, loads, found, seconds, note))
     tables = bench.tables(results, f"{max_tokens} tokens an answer, {seconds:g} s a row")
     if json_file is not None:
         json_file.write_text(json.dumps(bench.as_json(results), indent=2) + "\n")
