@@ -110,6 +110,18 @@ def test_second_signal_ends_at_once(endless_pair: Pair) -> None:
         assert server.status(20) == 0
 
 
+def test_an_address_can_be_used_again_at_once(endless_pair: Pair) -> None:
+    """Also where a connection of the server before has not quite gone."""
+    with serving(endless_pair, "--grace", 0) as server:
+        port = server.url.rsplit(":", 1)[1]
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+            next(response.iter_lines())
+            server.process.send_signal(signal.SIGTERM)
+            assert server.status() == 0
+    with serving(endless_pair, "--port", port) as server:
+        assert server.url.endswith(f":{port}")
+
+
 def test_throughput_is_printed_while_there_is_any(endless_pair: Pair) -> None:
     body = {**LONG, "max_tokens": 90_000}
     with serving(endless_pair) as server:

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from parspec import LLM
+from parspec import LLM, AsyncLLM
 from parspec.engine.engine import Engine
 from parspec.sampling.params import MethodParams
+from parspec.server.serve import bind, serve
+from parspec.server.service import ServerConfig, Service
 from tests.server.conftest import DRAFT, MODEL, TARGET, Server, running
 from tests.support.table_model import TableModel, TightModel, loaded
 
@@ -138,6 +140,32 @@ def test_an_engine_that_fails_tells_everybody() -> None:
         assert server.complete([1]).status_code == 500
         assert "parspec:engine_healthy 0.0" in httpx.get(f"{server.url}/metrics").text
         assert server.llm.num_open == 0
+
+
+def test_the_process_ends_with_status_1_after_a_failure() -> None:
+    """Whoever started it can start it again; nobody is left waiting."""
+    model = Faulty()
+    model.error = ZeroDivisionError("a bug")
+    model.free.set()
+    llm = LLM.of(Engine(loaded(model), loaded(DRAFT), MethodParams(), 1 << 30))
+    service = Service(AsyncLLM.of(llm), ServerConfig(model_name=MODEL))
+    sock = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    notes: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        status = pool.submit(serve, service, sock, 1.0, notes.append)
+        until(lambda: len(notes) > 0 and _answers(url))
+        response = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": [1]})
+        assert response.status_code == 500
+        assert status.result(30) == 1
+    assert any("the engine has failed: ZeroDivisionError: a bug" in note for note in notes)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_fault_after_the_first_piece_is_an_event() -> None:

@@ -25,10 +25,8 @@ def bind(host: str, port: int) -> socket.socket:
     """
     taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        # Connections of a server that has just ended must not keep its address from the next one.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with socket.socket(taken.family) as probe:
-            # With SO_REUSEADDR two sockets may be bound to one address as long as none of them listens.
-            probe.bind((host, port))
         taken.bind((host, port))
     except (OSError, OverflowError) as error:
         taken.close()
