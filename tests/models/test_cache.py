@@ -179,7 +179,9 @@ def test_resampling_touches_only_dead_rows() -> None:
     model.forward([Forward(model, cache, torch.arange(ROWS * 2).view(ROWS, 2), 0)])
     before = cache.branches.clone()
     cache.gather(torch.tensor([0, 0, 2, 2]))
-    torch.testing.assert_close(cache.branches[:, :, [0, 2]], before[:, :, [0, 2]], rtol=0, atol=0)
+    # Positions not yet written hold whatever was in memory.
+    kept, expected = cache.branches[:, :, [0, 2]], before[:, :, [0, 2]]
+    torch.testing.assert_close(kept, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(cache.branches[:, :, 1, :, :2], before[:, :, 0, :, :2])
     assert torch.equal(cache.branches[:, :, 3, :, :2], before[:, :, 2, :, :2])
 
