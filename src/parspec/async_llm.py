@@ -248,7 +248,7 @@ class AnswerStream:
     def __init__(self, llm: AsyncLLM, request_id: int, request: Request, queue: "asyncio.Queue[Update | None]") -> None:
         self.request = request
         self._llm, self._request_id, self._queue = llm, request_id, queue
-        self._chunker = Chunker(llm.llm.tokenizer, request)
+        self._chunker = Chunker(request)
         self._ended = False
 
     def __aiter__(self) -> "AnswerStream":

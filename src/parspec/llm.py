@@ -16,7 +16,6 @@ from parspec.errors import InvalidRequestError, ModelError
 from parspec.models.device import choose_device, choose_dtype, choose_quantization, free_memory
 from parspec.models.loader import LoadedModel, load_model
 from parspec.models.locate import locate, resolve_pair
-from parspec.sampling.detokenize import Detokenizer
 from parspec.sampling.params import MethodParams, SamplingParams
 
 Prompt = str | Mapping[str, Any]
@@ -57,12 +56,11 @@ class Chunker:
     """Makes pieces of a streamed answer out of the engine's updates.
 
     Args:
-        tokenizer: The target's, or None for pieces without text.
         request: The request the updates are about.
     """
 
-    def __init__(self, tokenizer: Any, request: Request) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.stop.strings)
+    def __init__(self, request: Request) -> None:
+        self._detokenizer = request.stop.detokenizer()
         self._watched = request.watched
         self._token_ids: list[int] = []
         self._cycles: list[CycleReport] = []
@@ -287,7 +285,7 @@ class LLM:
         return self._stream(self.check(prompt, SamplingParams() if sampling_params is None else sampling_params))
 
     def _stream(self, request: Request) -> Generator[Chunk, None, None]:
-        chunker = Chunker(self.tokenizer, request)
+        chunker = Chunker(request)
         for update in self._run([self.engine.submit(request)]):
             chunk = chunker.take(update)
             if chunk is not None:

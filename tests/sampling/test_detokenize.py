@@ -108,10 +108,10 @@ def test_space_behind_a_special_token_is_kept() -> None:
 def test_cost_of_a_step_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     longest = 0
 
-    def counting(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    def counting(tokenizer: PreTrainedTokenizerFast, ids: list[int], skip_special: bool) -> str:
         nonlocal longest
         longest = max(longest, len(ids))
-        return decode(tokenizer, ids)
+        return decode(tokenizer, ids, skip_special)
 
     monkeypatch.setattr(detokenize, "decode", counting)
     tokens = TOKENIZER("hello 😀 world. " * 200, add_special_tokens=False)["input_ids"]
@@ -155,7 +155,31 @@ def test_streamed_and_complete_text_agree_on_stops(tokens: list[int], sizes: lis
     condition = StopCondition(SamplingParams(stop=stop), [EOS], TOKENIZER, len(TOKENIZER))
     if tokens:
         tokens = tokens[: int(condition.first_end(torch.tensor([tokens]), lambda: [[]]))]
-    text = condition.trim(decode(TOKENIZER, tokens))
+    text = decode(TOKENIZER, tokens)
+    ends = [index for index in (text.find(s) for s in stop) if index >= 0]
+    text = text[: min(ends, default=len(text))]
+    assert condition.text(tokens) == text
     pieces = pieces_of(TOKENIZER, split(tokens, sizes), stop)
     assert "".join(pieces) == text
     assert not any(s in text for s in stop)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(TOKEN, max_size=40),
+    SIZES,
+    st.lists(st.sampled_from(STOPS), min_size=1, max_size=3),
+    st.integers(0, 20),
+    st.booleans(),
+)
+def test_streamed_and_complete_text_agree_with_every_option(
+    tokens: list[int], sizes: list[int], stop: list[str], min_tokens: int, flag: bool
+) -> None:
+    params = SamplingParams(stop=stop, min_tokens=min_tokens, include_stop_str_in_output=flag, skip_special_tokens=flag)
+    condition = StopCondition(params, [EOS], TOKENIZER, len(TOKENIZER))
+    if tokens:
+        tokens = tokens[: int(condition.first_end(torch.tensor([tokens]), lambda: [[]]))]
+    detokenizer = condition.detokenizer()
+    assert detokenizer is not None
+    pieces = [detokenizer.append(block) for block in split(tokens, sizes)]
+    assert "".join([*pieces, detokenizer.flush()]) == condition.text(tokens)

@@ -24,6 +24,16 @@ SAMPLING_CASES: dict[str, list[Any]] = {
     "ignore_eos": [None, 0, 1, "yes"],
     "seed": ["1", True, -1, 1.0, NAN, 2**63],
     "potentials": [None, 1, [1], len, ["len"]],
+    "repetition_penalty": [*NOT_NUMBERS, 0, -1, 101, NAN, INF],
+    "presence_penalty": [*NOT_NUMBERS, -2.1, 2.1, NAN, INF],
+    "frequency_penalty": [*NOT_NUMBERS, -2.1, 2.1, NAN, INF],
+    "logit_bias": [[1], 1, {-1: 1.0}, {"a": 1.0}, {1.0: 1.0}, {True: 1.0}, {1: "1"}, {1: True}, {1: 101}, {1: NAN}],
+    "allowed_token_ids": [[], 1, "1", [-1], [1.0], [True], {1}],
+    "bad_words": ["word", [1], [""], [" "], 1, {"a"}],
+    "min_tokens": [None, "1", True, -1, 1.0, NAN, 10**9],
+    "logits_processors": [None, 1, [1], len, ["len"]],
+    "include_stop_str_in_output": [None, 0, 1, "yes"],
+    "skip_special_tokens": [None, 0, 1, "yes"],
 }
 METHOD_CASES: dict[str, list[Any]] = {
     "method": ["SMC", "", 1, True, ["smc"], np.array(["smc", "smc"])],
@@ -66,6 +76,17 @@ def test_bad_engine_parameter_is_named(name: str, value: Any) -> None:
 def test_engine_parameters_are_not_none(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{name} is None"):
         MethodParams(**{name: None})
+
+
+def test_min_tokens_fit_into_max_tokens() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^min_tokens is 9, but max_tokens only 8"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+    assert SamplingParams(min_tokens=9, max_tokens=None).min_tokens == 9
+
+
+def test_logit_bias_takes_the_keys_of_json() -> None:
+    assert SamplingParams(logit_bias={"7": 1, 8: -2.5}).logit_bias == {7: 1.0, 8: -2.5}
+    assert SamplingParams(logit_bias=None).logit_bias == {}
 
 
 def test_message_shows_value_and_range() -> None:

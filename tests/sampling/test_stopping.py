@@ -85,7 +85,7 @@ def test_the_last_token_of_a_block_can_be_the_end() -> None:
 def test_stop_string_inside_a_token() -> None:
     stop = condition(stop="ell")
     assert first_end(stop, ids_of("a", "hello", "Ġworld"), 3) == 2
-    assert stop.trim("ahello world") == "ah"
+    assert stop.text(ids_of("a", "hello")) == "ah"
 
 
 @pytest.mark.parametrize("block", range(1, 8))
@@ -103,7 +103,8 @@ def test_stop_string_of_characters_split_over_tokens(block: int, text: str) -> N
     tokens = [*b"xy", *text.encode(), *b"z"]
     end = 2 + len(text.encode())
     assert first_end(condition(stop=text), tokens, block) == end
-    assert condition(stop=text).trim(decode(TOKENIZER, tokens[:end])) == "xy"
+    assert condition(stop=text).text(tokens[:end]) == "xy"
+    assert condition(stop=text, include_stop_str_in_output=True).text(tokens[:end]) == f"xy{text}"
 
 
 def test_token_ending_a_character_and_going_on() -> None:
@@ -142,9 +143,9 @@ def test_special_tokens_do_not_push_the_beginning_out_of_sight() -> None:
 def test_a_long_history_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
 
-    def counting(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    def counting(tokenizer: PreTrainedTokenizerFast, ids: list[int], skip_special: bool) -> str:
         decoded.append(len(ids))
-        return decode(tokenizer, ids)
+        return decode(tokenizer, ids, skip_special)
 
     monkeypatch.setattr("parspec.sampling.stopping.decode", counting)
     condition(stop="END").first_end(torch.tensor([ids_of("a", "b")]), lambda: [ids_of("a") * 10_000])
@@ -198,13 +199,37 @@ def test_agrees_with_decoding_everything_at_every_token(
     assert first_end(stop, tokens, block) == naive_end(ids, strings, tokens, TOKENIZER)
 
 
-def test_trim_cuts_at_the_earliest_string() -> None:
+def test_text_ends_at_the_earliest_string() -> None:
     stop = condition(stop=["STOP", "END"])
-    assert stop.trim("a END b STOP") == "a "
-    assert stop.trim("STOP") == ""
-    assert stop.trim("no such thing: ST OP") == "no such thing: ST OP"
-    assert condition().trim("STOP") == "STOP"
-    assert find_stop("abcd", ["bc", "abcd"]) == 0
+    assert stop.text(list(b"a END b STOP")) == "a "
+    assert stop.text(list(b"STOP")) == ""
+    assert stop.text(list(b"no such thing: ST OP")) == "no such thing: ST OP"
+    assert condition().text(list(b"STOP")) == "STOP"
+    assert find_stop("abcd", ["bc", "abcd"]) == (0, 4)
+    assert find_stop("abcd", ["bc", "ab"], 2) == (1, 3)
+    assert find_stop("abcd", ["bc"], 3) is None
+
+
+def test_text_of_the_token_that_ends_the_answer() -> None:
+    tokens = ids_of("a", "END")
+    stop = {"stop_token_ids": tokens[-1:]}
+    assert condition(**stop).text(tokens) == "a"
+    assert condition(**stop, include_stop_str_in_output=True).text(tokens) == "aEND"
+    assert condition(skip_special_tokens=False).text([*tokens, EOS]) == "aEND"
+    kept = condition(skip_special_tokens=False, include_stop_str_in_output=True)
+    assert kept.text([*tokens, EOS]) == f"aEND{IM_END}"
+
+
+@pytest.mark.parametrize("block", range(1, 8))
+def test_stop_strings_do_not_count_within_the_first_tokens(block: int) -> None:
+    tokens = ids_of("END", "a", "EN", "D", "b", "END")
+    for min_tokens, end, text in ((0, 1, ""), (1, 4, "ENDa"), (3, 4, "ENDa"), (4, 6, "ENDaENDb"), (5, 6, "ENDaENDb")):
+        stop = condition(stop="END", min_tokens=min_tokens)
+        assert first_end(stop, tokens, block) == end
+        assert stop.text(tokens[:end]) == text
+        detokenizer = stop.detokenizer()
+        pieces = [detokenizer.append(tokens[i : i + block]) for i in range(0, len(tokens[:end]), block)]
+        assert "".join([*pieces, detokenizer.flush()]) == text
 
 
 def test_stop_strings_need_a_tokenizer() -> None:

@@ -8,6 +8,7 @@ from scipy import stats
 
 from parspec.sampling.params import SamplingParams
 from parspec.sampling.processors import process
+from tests.support.reference import Adjust
 
 Sequence = tuple[int, ...]
 NextLogits = Callable[[Sequence], torch.Tensor]
@@ -15,15 +16,19 @@ NextLogits = Callable[[Sequence], torch.Tensor]
 
 
 def enumerate_answers(
-    next_logits: NextLogits, sampling: SamplingParams, max_tokens: int, eos_ids: Iterable[int]
+    next_logits: NextLogits,
+    sampling: SamplingParams,
+    max_tokens: int,
+    eos_ids: Iterable[int],
+    adjust: Adjust = lambda answer, logits: logits,
 ) -> dict[Sequence, float]:
-    """Probability of every complete answer under the processed distribution."""
+    """Probability of every complete answer under the adjusted and processed distribution."""
     ends = set(eos_ids)
     complete: dict[Sequence, float] = {}
     open_: list[tuple[Sequence, float]] = [((), 1.0)]
     while open_:
         prefix, mass = open_.pop()
-        probs = process(next_logits(prefix), sampling).double().exp()
+        probs = process(adjust(prefix, next_logits(prefix)), sampling).double().exp()
         for token, p in enumerate(probs.tolist()):
             if p == 0.0:
                 continue

@@ -152,6 +152,18 @@ class RequestOptions(MethodOptions):
         float | None,
         _sampling("Drop tokens below this share of the largest probability. Default 0.", metavar="SHARE"),
     ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _sampling("Above 1: discourage tokens of the prompt and the answer so far. Default 1.", metavar="FACTOR"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        _sampling("Subtracted from the logits of tokens in the answer so far. Default 0.", metavar="NUMBER"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        _sampling("Subtracted once for each time a token is in the answer so far. Default 0.", metavar="NUMBER"),
+    ] = None
     max_tokens: Annotated[int | None, _sampling("Most tokens of an answer. Default 256.", metavar="COUNT")] = None
     stop: Annotated[
         list[str] | None,

@@ -1,5 +1,7 @@
 """Plain decoding: the target alone, one token a forward pass."""
 
+import torch
+
 from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task, Trace
 from parspec.models.interface import Forward
 from parspec.sampling.processors import sample
@@ -21,7 +23,7 @@ def autoregressive(task: Task) -> Decoding:
     pending = task.prompt[None]
     while True:
         logits = yield Forward(task.target, task.target_cache, pending, 1, into_trunk=True)
-        pending = sample(task.log_probs(logits[:, -1]), task.generator)[:, None]
+        pending = sample(task.log_probs(logits, torch.tensor([tokens], dtype=torch.int64)), task.generator)
         stopped = bool(task.stop.first_end(pending.cpu(), lambda: [tokens]) == 1)
         tokens.append(int(pending))
         finished = stopped or len(tokens) == task.max_tokens

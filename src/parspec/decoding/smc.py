@@ -46,8 +46,9 @@ def smc(task: Task) -> Decoding:
     # Start: every particle draws its own first token from the target.
     logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
     yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
-    log_p = task.log_probs(logits[:, -1]).expand(method.rows, -1)
-    start = _Start.of(population, torch.empty(0, 0, dtype=torch.int64), population.lengths[:0])
+    nothing = torch.empty(1, 0, dtype=torch.int64)
+    log_p = task.log_probs(logits, nothing)[:, -1].expand(method.rows, -1)
+    start = _Start.of(population, nothing[:0], population.lengths[:0])
     _draw_bonus(task, population, log_p, population.active)
     _finish_cycle(task, population, [], CycleReport([], 1, num_particles=method.rows), start)
 
@@ -56,26 +57,22 @@ def smc(task: Task) -> Decoding:
         num_drafted = min(task.draft_length(), task.max_tokens - length - 1, task.draft_room(length))
 
         # Draft: K tokens a particle, with the log-probability each was drawn with.
-        block: list[Tensor] = []
+        answers = population.tokens[:num_active, :length].to(device)
         block_log_q: list[Tensor] = []
-        known = draft_cache.length - prompt_length
-        pending = population.tokens[:num_active, known:length].to(device)
-        last = population.tokens[:num_active, length - 1 : length].to(device)
+        pending = answers[:, draft_cache.length - prompt_length :]
         for _ in range(num_drafted):
             logits = yield Forward(draft, draft_cache, pending, 1)
-            log_q = task.log_probs(logits[:, -1])
-            token = sample(log_q, task.generator)[:, None]
-            block.append(token)
-            block_log_q.append(log_q.gather(-1, token))
-            pending = token
+            log_q = task.log_probs(logits, answers)
+            pending = sample(log_q, task.generator)
+            block_log_q.append(log_q.gather(-1, pending[..., None])[..., 0])
+            answers = torch.cat([answers, pending], dim=1)
 
         # Score: one pass of the target over the last token and the block.
-        tokens = torch.cat([last, *block], dim=1)
-        logits = yield Forward(task.target, target_cache, tokens, num_drafted + 1)
+        logits = yield Forward(task.target, target_cache, answers[:, length - 1 :], num_drafted + 1)
 
         # Weigh. Positions behind a particle's own end, and finished particles, contribute nothing.
-        drafted = tokens[:, 1:]
-        increments = alpha * task.log_probs_at(logits[:, :num_drafted], drafted)
+        drafted = answers[:, length:]
+        increments = alpha * task.log_probs_at(logits[:, :num_drafted], drafted, answers[:, :-1])
         if num_drafted:
             increments = increments - torch.cat(block_log_q, dim=1)
         drafted, increments = drafted.cpu(), increments.cpu().double()
@@ -104,7 +101,8 @@ def smc(task: Task) -> Decoding:
         active = population.active
         if len(active):
             ancestors = moves[0][active] if moves else active
-            log_p = task.log_probs(logits[ancestors.to(device), cut.position])
+            at_cut = logits[ancestors.to(device), cut.position : cut.position + 1]
+            log_p = task.log_probs(at_cut, population.tokens[active, : population.length])[:, -1]
             _draw_bonus(task, population, log_p, active)
         advanced = cut.position + (1 if len(active) else 0)
         report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled, method.rows)

@@ -30,7 +30,7 @@ def speculative(task: Task) -> Decoding:
     logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
     prompt = task.prompt.tolist()
     tokens: list[int] = []
-    block = [int(sample(task.log_probs(logits[:, -1]), task.generator))]
+    block = [int(sample(task.log_probs(logits, torch.empty(1, 0, dtype=torch.int64)), task.generator))]
     drafted = accepted = chain = 0
     proposed: list[list[int]] = [[]]
     while True:
@@ -51,6 +51,7 @@ def speculative(task: Task) -> Decoding:
         drafted = min(task.draft_length(), remaining - 1, task.draft_room(len(tokens)))
         chains: list[Tensor] = []
         log_q: list[Tensor] = []
+        answer = torch.tensor([tokens], device=device)
         if drafted:
             # All chains start from the same text: what the draft has not read of it, at first the whole prompt,
             # runs once, as part of the trunk.
@@ -58,18 +59,18 @@ def speculative(task: Task) -> Decoding:
             logits = yield Forward(draft, draft_cache, pending, 1, into_trunk=True)
             logits = logits.expand(num_chains, -1, -1)
             for k in range(drafted):
-                log_q.append(task.log_probs(logits[:, -1]))
+                answers = torch.cat([answer.expand(num_chains, -1), *chains], dim=1)
+                log_q.append(task.log_probs(logits, answers))
                 chains.append(sample(log_q[-1], task.generator))
                 if k + 1 < drafted:
-                    logits = yield Forward(draft, draft_cache, chains[-1][:, None], 1)
-        rows = num_chains if drafted else 1
-        last = torch.full((rows,), tokens[-1], device=device)
-        proposal = torch.stack([last, *chains], dim=1)
+                    logits = yield Forward(draft, draft_cache, chains[-1], 1)
+        answers = torch.cat([answer.expand(num_chains if drafted else 1, -1), *chains], dim=1)
+        proposal = answers[:, len(tokens) - 1 :]  # the last token and the chains
         logits = yield Forward(task.target, target_cache, proposal, drafted + 1)
 
         verdict = verify(
-            task.log_probs(logits),
-            torch.stack(log_q, dim=1) if drafted else logits.new_empty(1, 0, task.vocab_size),
+            task.log_probs(logits, answers),
+            torch.cat(log_q, dim=1) if drafted else logits.new_empty(1, 0, task.vocab_size),
             proposal[:, 1:],
             task.generator,
         )

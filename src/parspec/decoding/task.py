@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward, LanguageModel
+from parspec.sampling.adjustments import Adjustments
 from parspec.sampling.params import MethodParams, SamplingParams
 from parspec.sampling.processors import log_probs_at, process
 from parspec.sampling.stopping import StopCondition
@@ -142,6 +143,7 @@ class Task:
         prompt: ``[P]`` int64 token ids, P >= 1, on the models' device.
         max_tokens: Most tokens the answer may have; the prompt and they fit the target's context.
         sampling: The request's sampling parameters.
+        adjustments: What the request does to logits.
         method: Its method parameters.
         target: The model aimed at, with its cache.
         target_cache: See target.
@@ -161,6 +163,7 @@ class Task:
     prompt: Tensor
     max_tokens: int
     sampling: SamplingParams
+    adjustments: Adjustments
     method: MethodParams
     target: LanguageModel
     target_cache: GroupCache
@@ -176,13 +179,22 @@ class Task:
     watched: bool = False
     scored: Scored | None = None
 
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """The request's log-probabilities ``[..., vocab_size]`` of logits ``[..., V]``, target's and draft's alike."""
-        return process(logits[..., : self.vocab_size], self.sampling)
+    def log_probs(self, logits: Tensor, answers: Tensor) -> Tensor:
+        """The request's distribution over the next token, made of the target's logits and the draft's alike.
 
-    def log_probs_at(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """The request's log-probabilities ``[...]`` of one token for each row of logits ``[..., V]``."""
-        return log_probs_at(logits[..., : self.vocab_size], tokens, self.sampling)
+        Args:
+            logits: ``[R, T, V]``.
+            answers: ``[R, L]`` each row's answer tokens: the last logits follow all of them, those before them all
+                but the last, and so on.
+
+        Returns:
+            Log-probabilities ``[R, T, vocab_size]``.
+        """
+        return process(self.adjustments(logits[..., : self.vocab_size], answers), self.sampling)
+
+    def log_probs_at(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> Tensor:
+        """``log_probs(logits, answers)`` at one token ``[R, T]`` of each row."""
+        return log_probs_at(self.adjustments(logits[..., : self.vocab_size], answers), tokens, self.sampling)
 
     def draft_room(self, length: int) -> int:
         """How many tokens can be drafted behind ``length`` answer tokens before the draft's context is full."""

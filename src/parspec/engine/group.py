@@ -15,7 +15,6 @@ from parspec.engine.pilot import Pilot
 from parspec.engine.request import Request
 from parspec.models.interface import Forward
 from parspec.models.loader import LoadedModel
-from parspec.sampling.detokenize import decode
 
 _HOST_STREAM = 0x5DEECE66D
 """Separates the seed of resampling draws from that of token draws."""
@@ -50,7 +49,6 @@ class Group:
         self.request = request
         self.forward: Forward | None = None
         self.output: RequestOutput | None = None
-        self._tokenizer = target.tokenizer
         self._submitted_at = submitted_at
         self._started_at = time.perf_counter()
         self._first_token_at: float | None = None
@@ -69,6 +67,7 @@ class Group:
             prompt=torch.tensor(request.prompt, device=device),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
+            adjustments=request.adjustments,
             method=request.method,
             target=target.model,
             target_cache=reservation.cache_for(target.model),
@@ -76,7 +75,7 @@ class Group:
             draft_cache=reservation.cache_for(draft.model) if draft is not None and uses_draft else None,
             vocab_size=vocab_size,
             stop=request.stop,
-            decode=self._text,
+            decode=request.stop.text,
             generator=torch.Generator(device).manual_seed(request.seed),
             host_generator=torch.Generator().manual_seed(request.seed ^ _HOST_STREAM),
             report=self._record,
@@ -123,21 +122,18 @@ class Group:
         self._new_final.extend(report.final)
         self._num_final += len(report.final)
 
-    def _text(self, token_ids: list[int]) -> str:
-        return "" if self._tokenizer is None else self.request.stop.trim(decode(self._tokenizer, token_ids))
-
     def _finish(self, outcome: Outcome) -> RequestOutput:
-        chosen = outcome.particles[outcome.chosen]
+        chosen, text = outcome.particles[outcome.chosen], self.request.stop.text
         self._new_final.extend(chosen.token_ids[self._num_final :])
         seconds = time.perf_counter() - self._started_at
         return RequestOutput(
             prompt_token_ids=self.request.prompt,
-            text=self._text(chosen.token_ids),
+            text=text(chosen.token_ids),
             token_ids=chosen.token_ids,
             finish_reason=_reason(chosen.stopped),
             posterior=Posterior(
                 particles=[
-                    PosteriorParticle(p.token_ids, self._text(p.token_ids), p.weight, _reason(p.stopped))
+                    PosteriorParticle(p.token_ids, text(p.token_ids), p.weight, _reason(p.stopped))
                     for p in outcome.particles
                 ],
                 log_evidence=outcome.log_evidence,

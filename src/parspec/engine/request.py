@@ -9,6 +9,7 @@ from parspec.engine.reservation import Reservation
 from parspec.errors import InvalidRequestError, PromptTooLongError
 from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
+from parspec.sampling.adjustments import Adjustments
 from parspec.sampling.params import MethodParams, SamplingParams
 from parspec.sampling.stopping import StopCondition
 
@@ -23,6 +24,7 @@ class Request:
         method: Method parameters, the engine's defaults filled in.
         max_tokens: Most tokens the answer may have, within the target's context.
         stop: Decides where a sequence ends.
+        adjustments: What it does to logits.
         reservation: The memory it holds while it runs.
         seed: Seed of all its draws.
         scored: Set if the text is to be scored, not continued.
@@ -34,6 +36,7 @@ class Request:
     method: MethodParams
     max_tokens: int
     stop: StopCondition
+    adjustments: Adjustments
     reservation: Reservation
     seed: int
     scored: Scored | None = None
@@ -92,6 +95,8 @@ def make_request(
                 f'the prompt has {len(prompt)} tokens but "{model.name}" takes at most {room}: shorten the prompt',
                 "prompt",
             )
+    stop = StopCondition(sampling, target.eos_ids, target.tokenizer, vocab_size)
+    device = target.model.cache_shape.device
     room = target.context - len(prompt)
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     return Request(
@@ -99,7 +104,8 @@ def make_request(
         sampling=sampling,
         method=method,
         max_tokens=max_tokens,
-        stop=StopCondition(sampling, target.eos_ids, target.tokenizer, vocab_size),
+        stop=stop,
+        adjustments=Adjustments(sampling, prompt, stop.ids, target.tokenizer, vocab_size, device),
         reservation=Reservation.of(
             len(prompt),
             max_tokens,

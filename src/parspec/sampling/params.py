@@ -1,9 +1,11 @@
 """What one request asks for, and how the engine is to run it. Frozen, and checked when made."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from parspec.errors import InvalidRequestError
 from parspec.sampling.potentials import Potential
@@ -12,6 +14,9 @@ from parspec.smc.resampling import SCHEMES
 METHOD_NAMES = ("autoregressive", "speculative", "smc", "auto")
 SELECTIONS = ("sample", "best")
 _LONGEST_SHOWN = 80
+
+LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+"""The answer's tokens so far and the logits ``[V]`` after them, to the logits to be used instead."""
 
 
 def _refusal(name: str, value: Any, advice: str) -> InvalidRequestError:
@@ -79,7 +84,40 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _callables(name: str, value: Any) -> tuple[Potential, ...]:
+def _some_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = _token_ids(name, value)
+    if not ids:
+        raise _refusal(name, value, "at least one token id, or None for all")
+    return ids
+
+
+def _bad_words(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not valid or not all(isinstance(word, str) and word.strip() for word in value):
+        raise _refusal(name, value, "a list of strings, none of them blank")
+    return tuple(value)
+
+
+def _logit_bias(name: str, value: Any) -> Mapping[int, float]:
+    """Keys may be strings, as JSON has them."""
+    advice = "a mapping from token ids to numbers from -100 to 100"
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _refusal(name, value, advice)
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        number = isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100
+        named = type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit())
+        if not number or not named or int(key) < 0:
+            raise _refusal(name, {key: bias}, advice)
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def _callables(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or not all(callable(f) for f in value):
         raise _refusal(name, value, "a list of callables")
     return tuple(value)
@@ -118,9 +156,19 @@ _SAMPLING_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_eos": _flag,
     "seed": _whole(0, 2**63 - 1),
     "potentials": _callables,
+    "repetition_penalty": _real(0, 100, above=True),
+    "presence_penalty": _real(-2, 2),
+    "frequency_penalty": _real(-2, 2),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _some_token_ids,
+    "bad_words": _bad_words,
+    "min_tokens": _whole(0, 10**7),
+    "logits_processors": _callables,
+    "include_stop_str_in_output": _flag,
+    "skip_special_tokens": _flag,
 }
 
-_MAY_BE_NONE = frozenset({"max_tokens", "seed", *_METHOD_CHECKS})
+_MAY_BE_NONE = frozenset({"max_tokens", "seed", "allowed_token_ids", *_METHOD_CHECKS})
 
 
 def _check_fields(params: Any, checks: dict[str, Callable[[str, Any], Any]]) -> None:
@@ -147,6 +195,18 @@ class SamplingParams:
         ignore_eos: Go on after the model's own end-of-text tokens.
         seed: Fixes every draw of this request; None draws a fresh one, reported with the output.
         potentials: Factors on the distribution over answers (SMC only).
+        repetition_penalty: Divides positive and multiplies negative logits of tokens that are in the prompt or the
+            answer so far; above 1 discourages them.
+        presence_penalty: Subtracted from the logits of tokens that are in the answer so far.
+        frequency_penalty: Subtracted once for each time a token is in the answer so far.
+        logit_bias: Added to the logits of token ids.
+        allowed_token_ids: The only tokens that may be drawn; None for all.
+        bad_words: Words whose tokens are never drawn one after the other.
+        min_tokens: Tokens before which no stop token is drawn and no stop string heeded.
+        logits_processors: Functions of the answer's tokens so far and the logits ``[V]`` after them that return the
+            logits to be used; called for every particle and drafted position, for target and draft.
+        include_stop_str_in_output: Whether the text keeps the stop string or token that ended it.
+        skip_special_tokens: Whether special tokens are left out of the text.
         method: These and the following, where given, replace the engine's `MethodParams` for this request.
         num_particles: See `MethodParams`.
         num_draft_tokens: See `MethodParams`.
@@ -171,6 +231,16 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     potentials: Sequence[Potential] = field(default=())
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = ()
+    min_tokens: int = 0
+    logits_processors: Sequence[LogitsProcessor] = field(default=())
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     method: str | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
@@ -183,6 +253,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_fields(self, _SAMPLING_CHECKS)
         _check_fields(self, _METHOD_CHECKS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, but max_tokens only {self.max_tokens}: lower min_tokens",
+                "min_tokens",
+            )
 
 
 @dataclass(frozen=True)

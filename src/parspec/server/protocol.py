@@ -22,6 +22,15 @@ _SAMPLING_FIELDS = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "power",
     "method",
     "num_particles",
@@ -37,13 +46,10 @@ _SAMPLING_FIELDS = (
 _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -99,6 +105,9 @@ class GenerationBody(Body):
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
 
     # Taken, and without effect on the answer.
     user: str | None = None
@@ -108,16 +117,21 @@ class GenerationBody(Body):
     prompt_cache_retention: str | None = None
 
     # Known, and refused unless they ask for nothing: `_NOT_SERVED`.
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     service_tier: str | None = None
 
-    # parspec's own.
+    # As other engines have them beside the official ones.
     top_k: int | None = None
     min_p: float | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    # parspec's own.
     power: float | None = None
     method: Annotated[str, Field(json_schema_extra={"enum": list(METHOD_NAMES)})] | None = None
     num_particles: int | None = None
