@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
 from parspec.errors import InvalidRequestError, ParspecError
 from parspec.sampling.params import MethodParams, SamplingParams
@@ -34,6 +35,11 @@ SAMPLING_CASES: dict[str, list[Any]] = {
     "logits_processors": [None, 1, [1], len, ["len"]],
     "include_stop_str_in_output": [None, 0, 1, "yes"],
     "skip_special_tokens": [None, 0, 1, "yes"],
+    "json_schema": [1, [1], "{", "[]", "nope", True, {"a": len}, {1}],
+    "regex": ["", " ", 1, ["a"], b"a"],
+    "choice": [[], "ab", [""], [1], 1, {"a"}],
+    "grammar": ["", "\n", 1, ["start: /a/"]],
+    "constraint_mode": ["both", 1, None, True],
 }
 METHOD_CASES: dict[str, list[Any]] = {
     "method": ["SMC", "", 1, True, ["smc"], np.array(["smc", "smc"])],
@@ -76,6 +82,32 @@ def test_bad_engine_parameter_is_named(name: str, value: Any) -> None:
 def test_engine_parameters_are_not_none(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{name} is None"):
         MethodParams(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"regex": "a", "choice": ["a"]}, "regex and choice are both given"),
+        ({"json_schema": {}, "grammar": "start: /a/"}, "json_schema and grammar are both given"),
+        ({"regex": "a", "stop": "b"}, "stop contradicts regex"),
+        ({"choice": ["a"], "stop_token_ids": [1]}, "stop_token_ids contradicts choice"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos contradicts regex"),
+        ({"regex": "a", "min_tokens": 2}, "min_tokens contradicts regex"),
+        ({"constraint_mode": "global"}, 'constraint_mode "global" needs a constraint'),
+        ({"constraint_mode": "global", "regex": "a", "temperature": 0}, "needs a temperature above 0"),
+    ],
+)
+def test_contradictions_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**params)
+
+
+def test_a_schema_comes_in_several_forms() -> None:
+    class Model(BaseModel):
+        name: str
+
+    assert SamplingParams(json_schema='{"type": "object"}').json_schema == {"type": "object"}
+    assert SamplingParams(json_schema=Model).json_schema["required"] == ["name"]
 
 
 def test_min_tokens_fit_into_max_tokens() -> None:

@@ -51,3 +51,13 @@ def _byte_alphabet() -> list[str]:
     others = [byte for byte in range(256) if byte not in printable]
     stands_for = {byte: byte for byte in printable} | {byte: 256 + n for n, byte in enumerate(others)}
     return [chr(stands_for[byte]) for byte in range(256)]
+
+
+def letters_tokenizer(letters: str) -> PreTrainedTokenizerFast:
+    """Id 0 ends a text, the others are one letter each."""
+    vocabulary = {END_OF_TEXT: 0} | {letter: index for index, letter in enumerate(letters, start=1)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)

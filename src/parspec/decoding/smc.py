@@ -48,8 +48,9 @@ def smc(task: Task) -> Decoding:
     yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
     nothing = torch.empty(1, 0, dtype=torch.int64)
     log_p = task.log_probs(logits, nothing)[:, -1].expand(method.rows, -1)
+    log_mass = task.log_mass(logits, nothing)[:, -1].expand(method.rows)
     start = _Start.of(population, nothing[:0], population.lengths[:0])
-    _draw_bonus(task, population, log_p, population.active)
+    _draw_bonus(task, population, log_p, log_mass, population.active)
     _finish_cycle(task, population, [], CycleReport([], 1, num_particles=method.rows), start)
 
     while len(active := population.active):
@@ -59,20 +60,24 @@ def smc(task: Task) -> Decoding:
         # Draft: K tokens a particle, with the log-probability each was drawn with.
         answers = population.tokens[:num_active, :length].to(device)
         block_log_q: list[Tensor] = []
-        pending = answers[:, draft_cache.length - prompt_length :]
         for _ in range(num_drafted):
-            logits = yield Forward(draft, draft_cache, pending, 1)
-            log_q = task.log_probs(logits, answers)
-            pending = sample(log_q, task.generator)
-            block_log_q.append(log_q.gather(-1, pending[..., None])[..., 0])
-            answers = torch.cat([answers, pending], dim=1)
+            token = task.forced(answers)
+            if token is None:
+                logits = yield Forward(draft, draft_cache, answers[:, draft_cache.length - prompt_length :], 1)
+                log_q = task.log_probs(logits, answers)
+                token = sample(log_q, task.generator)
+                block_log_q.append(log_q.gather(-1, token[..., None])[..., 0])
+            else:  # for free: the draft reads it with the next token it is asked for
+                block_log_q.append(torch.zeros(num_active, 1, device=device))
+            answers = torch.cat([answers, token], dim=1)
 
         # Score: one pass of the target over the last token and the block.
         logits = yield Forward(task.target, target_cache, answers[:, length - 1 :], num_drafted + 1)
 
         # Weigh. Positions behind a particle's own end, and finished particles, contribute nothing.
         drafted = answers[:, length:]
-        increments = alpha * task.log_probs_at(logits[:, :num_drafted], drafted, answers[:, :-1])
+        scored = logits[:, :num_drafted], answers[:, :-1]
+        increments = alpha * (task.log_probs_at(scored[0], drafted, scored[1]) + task.log_mass(*scored))
         if num_drafted:
             increments = increments - torch.cat(block_log_q, dim=1)
         drafted, increments = drafted.cpu(), increments.cpu().double()
@@ -102,8 +107,9 @@ def smc(task: Task) -> Decoding:
         if len(active):
             ancestors = moves[0][active] if moves else active
             at_cut = logits[ancestors.to(device), cut.position : cut.position + 1]
-            log_p = task.log_probs(at_cut, population.tokens[active, : population.length])[:, -1]
-            _draw_bonus(task, population, log_p, active)
+            answers = population.tokens[active, : population.length]
+            log_p, log_mass = task.log_probs(at_cut, answers)[:, -1], task.log_mass(at_cut, answers)[:, -1]
+            _draw_bonus(task, population, log_p, log_mass, active)
         advanced = cut.position + (1 if len(active) else 0)
         report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled, method.rows)
         _finish_cycle(task, population, moves, report, start)
@@ -124,18 +130,21 @@ def smc(task: Task) -> Decoding:
     )
 
 
-def _draw_bonus(task: Task, population: Population, log_p: Tensor, rows: Tensor) -> None:
+def _draw_bonus(task: Task, population: Population, log_p: Tensor, log_mass: Tensor, rows: Tensor) -> None:
     """Draw one token per unfinished particle from p^alpha / Z and add log Z to its weight.
+
+    Under a global constraint p is what the constraint leaves of the target, times the mass it leaves.
 
     Args:
         task: The request.
         population: Extended in place.
         log_p: ``[R, V]`` the target's log-probabilities at each particle's end.
+        log_mass: ``[R]``, see `Task.log_mass`.
         rows: ``[R]`` indices of the unfinished particles.
     """
     log_p, log_z = power(log_p, task.sampling.power)
     bonus = sample(log_p, task.generator)[:, None].cpu()
-    population.log_weights[rows] += log_z.cpu().double()
+    population.log_weights[rows] += (log_z + task.sampling.power * log_mass).cpu().double()
     ends = task.stop.first_end(bonus, lambda: population.histories(rows))
     population.extend(rows, bonus, ends)
 

@@ -55,15 +55,23 @@ def speculative(task: Task) -> Decoding:
         if drafted:
             # All chains start from the same text: what the draft has not read of it, at first the whole prompt,
             # runs once, as part of the trunk.
-            pending = torch.tensor([(prompt + tokens)[draft_cache.length :]], device=device)
-            logits = yield Forward(draft, draft_cache, pending, 1, into_trunk=True)
-            logits = logits.expand(num_chains, -1, -1)
-            for k in range(drafted):
+            known = prompt_length + len(tokens)
+            for _ in range(drafted):
                 answers = torch.cat([answer.expand(num_chains, -1), *chains], dim=1)
-                log_q.append(task.log_probs(logits, answers))
-                chains.append(sample(log_q[-1], task.generator))
-                if k + 1 < drafted:
-                    logits = yield Forward(draft, draft_cache, chains[-1], 1)
+                token = task.forced(answers)
+                if token is None:
+                    if draft_cache.length < known:
+                        pending = torch.tensor([(prompt + tokens)[draft_cache.length :]], device=device)
+                        logits = yield Forward(draft, draft_cache, pending, 1, into_trunk=True)
+                        logits = logits.expand(num_chains, -1, -1)
+                    if draft_cache.length < prompt_length + answers.shape[1]:
+                        logits = yield Forward(draft, draft_cache, answers[:, draft_cache.length - prompt_length :], 1)
+                    log_q.append(task.log_probs(logits, answers))
+                    token = sample(log_q[-1], task.generator)
+                else:  # for free: the draft reads it with the next token it is asked for
+                    certain = torch.full((num_chains, 1, task.vocab_size), -torch.inf, device=device)
+                    log_q.append(certain.scatter_(-1, token[..., None], 0.0))
+                chains.append(token)
         answers = torch.cat([answer.expand(num_chains if drafted else 1, -1), *chains], dim=1)
         proposal = answers[:, len(tokens) - 1 :]  # the last token and the chains
         logits = yield Forward(task.target, target_cache, proposal, drafted + 1)

@@ -5,7 +5,7 @@ each method reads as its algorithm does, while the engine is free to run the pas
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward, LanguageModel
 from parspec.sampling.adjustments import Adjustments
+from parspec.sampling.constraint import Constraint
 from parspec.sampling.params import MethodParams, SamplingParams
 from parspec.sampling.processors import log_probs_at, process
 from parspec.sampling.stopping import StopCondition
@@ -144,6 +145,7 @@ class Task:
         max_tokens: Most tokens the answer may have; the prompt and they fit the target's context.
         sampling: The request's sampling parameters.
         adjustments: What the request does to logits.
+        constraint: What the answer's text must look like, if anything.
         method: Its method parameters.
         target: The model aimed at, with its cache.
         target_cache: See target.
@@ -164,6 +166,7 @@ class Task:
     max_tokens: int
     sampling: SamplingParams
     adjustments: Adjustments
+    constraint: Constraint | None
     method: MethodParams
     target: LanguageModel
     target_cache: GroupCache
@@ -190,11 +193,35 @@ class Task:
         Returns:
             Log-probabilities ``[R, T, vocab_size]``.
         """
-        return process(self.adjustments(logits[..., : self.vocab_size], answers), self.sampling)
+        return process(self._adjusted(logits, answers), self.sampling)
 
     def log_probs_at(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> Tensor:
         """``log_probs(logits, answers)`` at one token ``[R, T]`` of each row."""
-        return log_probs_at(self.adjustments(logits[..., : self.vocab_size], answers), tokens, self.sampling)
+        return log_probs_at(self._adjusted(logits, answers), tokens, self.sampling)
+
+    def log_mass(self, logits: Tensor, answers: Tensor) -> Tensor:
+        """Log of the probability the constraint leaves at each place ``[R, T]``, if weights are to carry it; else 0.
+
+        ``log_probs`` plus this is the log-probability before the constraint, of tokens it allows. Truncation (top_p
+        and the like) acts within what the constraint allows, and has no part in it.
+        """
+        if self.constraint is None or self.sampling.constraint_mode == "local":
+            return torch.zeros(logits.shape[:2], device=logits.device)
+        allowed = self.constraint.masks(answers, logits.shape[1]).to(logits.device)
+        plain = replace(self.sampling, top_p=1.0, top_k=0, min_p=0.0)
+        log_probs = process(self.adjustments(logits[..., : self.vocab_size], answers), plain)
+        return log_probs.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+
+    def forced(self, answers: Tensor) -> Tensor | None:
+        """The next tokens ``[R, 1]`` of the answers ``[R, L]`` if the constraint leaves no row a choice; else None."""
+        return None if self.constraint is None else self.constraint.forced(answers)
+
+    def _adjusted(self, logits: Tensor, answers: Tensor) -> Tensor:
+        logits = logits[..., : self.vocab_size]
+        if self.constraint is not None and logits.shape[1]:
+            allowed = self.constraint.masks(answers, logits.shape[1]).to(logits.device)
+            logits = logits.float().masked_fill(~allowed, -torch.inf)
+        return self.adjustments(logits, answers)
 
     def draft_room(self, length: int) -> int:
         """How many tokens can be drafted behind ``length`` answer tokens before the draft's context is full."""

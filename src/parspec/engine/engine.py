@@ -193,7 +193,7 @@ class Engine:
 
     def _settle(self, request: Request) -> Request:
         """Choose the method of a request that left it open."""
-        needs_smc = request.sampling.power != 1 or bool(request.sampling.potentials)
+        needs_smc = bool(request.sampling.needing_smc)
         method = self.pilot.choose(request.method, len(self.scheduler.waiting) + 1, needs_smc=needs_smc)
         return request.with_method(method, self.target.model, None if self.draft is None else self.draft.model)
 

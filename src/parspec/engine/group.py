@@ -68,6 +68,7 @@ class Group:
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             adjustments=request.adjustments,
+            constraint=request.constraint,
             method=request.method,
             target=target.model,
             target_cache=reservation.cache_for(target.model),

@@ -10,6 +10,7 @@ from parspec.errors import InvalidRequestError, PromptTooLongError
 from parspec.models.interface import LanguageModel
 from parspec.models.loader import LoadedModel
 from parspec.sampling.adjustments import Adjustments
+from parspec.sampling.constraint import Constraint
 from parspec.sampling.params import MethodParams, SamplingParams
 from parspec.sampling.stopping import StopCondition
 
@@ -25,6 +26,7 @@ class Request:
         max_tokens: Most tokens the answer may have, within the target's context.
         stop: Decides where a sequence ends.
         adjustments: What it does to logits.
+        constraint: What the answer's text must look like, if anything.
         reservation: The memory it holds while it runs.
         seed: Seed of all its draws.
         scored: Set if the text is to be scored, not continued.
@@ -37,6 +39,7 @@ class Request:
     max_tokens: int
     stop: StopCondition
     adjustments: Adjustments
+    constraint: Constraint | None
     reservation: Reservation
     seed: int
     scored: Scored | None = None
@@ -105,6 +108,7 @@ def make_request(
         method=method,
         max_tokens=max_tokens,
         stop=stop,
+        constraint=Constraint(sampling, stop.ids, target.tokenizer, vocab_size) if sampling.constrained else None,
         adjustments=Adjustments(sampling, prompt, stop.ids, target.tokenizer, vocab_size, device),
         reservation=Reservation.of(
             len(prompt),

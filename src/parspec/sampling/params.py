@@ -1,5 +1,6 @@
 """What one request asks for, and how the engine is to run it. Frozen, and checked when made."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,9 @@ from parspec.smc.resampling import SCHEMES
 
 METHOD_NAMES = ("autoregressive", "speculative", "smc", "auto")
 SELECTIONS = ("sample", "best")
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
+"""Parameters that say what an answer's text must look like; a request has one of them at most."""
+CONSTRAINT_MODES = ("local", "global")
 _LONGEST_SHOWN = 80
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
@@ -117,6 +121,32 @@ def _logit_bias(name: str, value: Any) -> Mapping[int, float]:
     return biases
 
 
+def _json_schema(name: str, value: Any) -> Mapping[str, Any]:
+    """A mapping, JSON text, or a pydantic model."""
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    try:
+        schema = json.loads(value) if isinstance(value, str) else json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise _refusal(name, value, "a JSON schema: a mapping, its JSON text, or a pydantic model")
+    return schema
+
+
+def _pattern(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _refusal(name, value, "text that is not blank")
+    return value
+
+
+def _choice(name: str, value: Any) -> tuple[str, ...]:
+    valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not valid or not value or not all(isinstance(text, str) and text for text in value):
+        raise _refusal(name, value, "a list of texts, none of them empty")
+    return tuple(value)
+
+
 def _callables(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or not all(callable(f) for f in value):
         raise _refusal(name, value, "a list of callables")
@@ -166,9 +196,14 @@ _SAMPLING_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logits_processors": _callables,
     "include_stop_str_in_output": _flag,
     "skip_special_tokens": _flag,
+    "json_schema": _json_schema,
+    "regex": _pattern,
+    "choice": _choice,
+    "grammar": _pattern,
+    "constraint_mode": _one_of(*CONSTRAINT_MODES),
 }
 
-_MAY_BE_NONE = frozenset({"max_tokens", "seed", "allowed_token_ids", *_METHOD_CHECKS})
+_MAY_BE_NONE = frozenset({"max_tokens", "seed", "allowed_token_ids", *CONSTRAINTS, *_METHOD_CHECKS})
 
 
 def _check_fields(params: Any, checks: dict[str, Callable[[str, Any], Any]]) -> None:
@@ -207,6 +242,12 @@ class SamplingParams:
             logits to be used; called for every particle and drafted position, for target and draft.
         include_stop_str_in_output: Whether the text keeps the stop string or token that ended it.
         skip_special_tokens: Whether special tokens are left out of the text.
+        json_schema: The answer is JSON of this schema: a mapping, its JSON text, or a pydantic model.
+        regex: The answer matches this regular expression (Rust's syntax) as a whole.
+        choice: The answer is one of these texts.
+        grammar: The answer follows this grammar, in Lark's form (as llguidance reads it) or GBNF.
+        constraint_mode: "local" renormalises over what the constraint allows at every token; "global" (SMC only)
+            follows the model's distribution given that the whole answer fits the constraint.
         method: These and the following, where given, replace the engine's `MethodParams` for this request.
         num_particles: See `MethodParams`.
         num_draft_tokens: See `MethodParams`.
@@ -241,6 +282,11 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = field(default=())
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    json_schema: Mapping[str, Any] | str | type | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    constraint_mode: str = "local"
     method: str | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
@@ -258,6 +304,37 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but max_tokens only {self.max_tokens}: lower min_tokens",
                 "min_tokens",
             )
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequestError(f"{given[0]} and {given[1]} are both given: use one of them", given[1])
+        for name in ("stop", "stop_token_ids", "ignore_eos", "min_tokens") if given else ():
+            if getattr(self, name):
+                raise InvalidRequestError(f"{name} contradicts {given[0]}, which says where answers end", name)
+        if self.constraint_mode == "global":
+            if not given:
+                raise InvalidRequestError(
+                    f'constraint_mode "global" needs a constraint: give {", ".join(CONSTRAINTS)}', "constraint_mode"
+                )
+            if self.temperature == 0:
+                raise InvalidRequestError(
+                    'constraint_mode "global" needs a temperature above 0: at 0 there is no distribution to keep',
+                    "constraint_mode",
+                )
+
+    @property
+    def needing_smc(self) -> list[str]:
+        """Names of the parameters that only SMC can serve."""
+        used = {
+            "power": self.power != 1,
+            "potentials": bool(self.potentials),
+            "constraint_mode": self.constraint_mode == "global",
+        }
+        return [name for name, is_used in used.items() if is_used]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer's text has to fit something."""
+        return any(getattr(self, name) is not None for name in CONSTRAINTS)
 
 
 @dataclass(frozen=True)
@@ -319,7 +396,6 @@ class MethodParams:
         asked = {name: getattr(sampling, name) for name in _METHOD_CHECKS}
         merged = replace(self, **{name: value for name, value in asked.items() if value is not None})
         if merged.method not in ("smc", "auto"):
-            for name, used in (("power", sampling.power != 1), ("potentials", bool(sampling.potentials))):
-                if used:
-                    raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"', name)
+            for name in sampling.needing_smc:
+                raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"', name)
         return merged
