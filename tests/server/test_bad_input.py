@@ -87,7 +87,6 @@ def test_wrong_values(server: Server, field: str, value: Any) -> None:
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("prediction", {"type": "content", "content": "x"}),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parspec.sampling.params import METHOD_NAMES, SELECTIONS, SamplingParams
+from parspec.sampling.params import CONSTRAINT_MODES, METHOD_NAMES, SELECTIONS, SamplingParams
 from parspec.server.errors import APIError
 from parspec.smc.resampling import SCHEMES
 
@@ -31,6 +31,11 @@ _SAMPLING_FIELDS = (
     "min_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "json_schema",
+    "regex",
+    "choice",
+    "grammar",
+    "constraint_mode",
     "power",
     "method",
     "num_particles",
@@ -51,7 +56,6 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -132,6 +136,11 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
 
     # parspec's own.
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    constraint_mode: Annotated[str, Field(json_schema_extra={"enum": list(CONSTRAINT_MODES)})] | None = None
     power: float | None = None
     method: Annotated[str, Field(json_schema_extra={"enum": list(METHOD_NAMES)})] | None = None
     num_particles: int | None = None
@@ -153,6 +162,11 @@ class GenerationBody(Body):
     def num_top(self) -> int | None:
         """How many alternatives to show with each token's log-probability; None for no log-probabilities."""
         raise NotImplementedError
+
+    @property
+    def schema_asked_for(self) -> dict[str, Any] | None:
+        """The JSON schema of the official API's response_format, if there is one."""
+        return None
 
     @property
     def watched(self) -> bool:
@@ -202,6 +216,10 @@ class GenerationBody(Body):
             InvalidRequestError: A value is out of range.
         """
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        if self.schema_asked_for is not None:
+            if "json_schema" in values:
+                raise APIError(400, "response_format and json_schema are both given: use one", param="json_schema")
+            values["json_schema"] = self.schema_asked_for
         if "seed" in values and index:
             values["seed"] = (values["seed"] + index) % 2**63
         limit = self.answer_limit
@@ -236,6 +254,28 @@ class Message(Body):
         return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
+class NamedSchema(Body):
+    """A schema as response_format has it; it is followed strictly whatever ``strict`` says."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the answer's text must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('json_schema goes with type "json_schema", and only with it')
+        return self
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -252,7 +292,7 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     store: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -268,6 +308,14 @@ class ChatBody(GenerationBody):
     def num_top(self) -> int | None:
         """See `GenerationBody`."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def schema_asked_for(self) -> dict[str, Any] | None:
+        """See `GenerationBody`."""
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        named = self.response_format.json_schema
+        return {"type": "object"} if named is None or named.schema_ is None else named.schema_
 
     def check(self) -> None:
         """See `GenerationBody`."""

@@ -107,7 +107,7 @@ class Service:
                 requests.append(first)
                 for index in range(1, body.num_answers):
                     sampling = body.sampling_params(default_max_tokens, index)
-                    other = self.llm.llm.engine.check(first.prompt, sampling)
+                    other = await self.llm.run_blocking(self.llm.llm.engine.check, first.prompt, sampling)
                     requests.append(replace(other, watched=body.watched))
             self.llm.check_room(len(clocks))  # others have come in meanwhile
             return Answers(self, [self.llm.open(request) for request in requests], clocks)
