@@ -123,16 +123,17 @@ def test_evidence_is_unbiased(smc, scheme: str, kappa: float, lag: float, measur
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5])
-def test_power_aims_at_the_raised_distribution(smc, kappa: float, measured) -> None:
-    mass = sum(p**2 for p in TRUTH.values())
-    raised = {answer: p**2 / mass for answer, p in TRUTH.items()}
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_power_aims_at_the_raised_distribution(smc, alpha: float, kappa: float, measured) -> None:
+    mass = sum(p**alpha for p in TRUTH.values())
+    raised = {answer: p**alpha / mass for answer, p in TRUTH.items()}
     distances = []
     for particles in (2, 32):
-        outputs = smc(NEAR, 600, num_particles=particles, cut_threshold=kappa, power=2.0)
+        outputs = smc(NEAR, 600, num_particles=particles, cut_threshold=kappa, power=alpha)
         mean, error = evidence(outputs)
         distances.append(total_variation(posterior_mean(outputs), raised))
         measured(
-            f"alpha=2, kappa={kappa}, N={particles}: Z-hat {mean:.4f} +- {error:.4f}, exact {mass:.4f}; "
+            f"alpha={alpha:g}, kappa={kappa}, N={particles}: Z-hat {mean:.4f} +- {error:.4f}, exact {mass:.4f}; "
             f"total variation {distances[-1]:.4f}"
         )
         assert abs(mean - mass) < 4 * error
