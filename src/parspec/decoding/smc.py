@@ -64,7 +64,8 @@ def smc(task: Task) -> Decoding:
             token = task.forced(answers)
             if token is None:
                 logits = yield Forward(draft, draft_cache, answers[:, draft_cache.length - prompt_length :], 1)
-                log_q = task.log_probs(logits, answers)
+                # Raised like the target: what has most of the mass then would else be rarely proposed.
+                log_q, _ = power(task.log_probs(logits, answers), alpha)
                 token = sample(log_q, task.generator)
                 block_log_q.append(log_q.gather(-1, token[..., None])[..., 0])
             else:  # for free: the draft reads it with the next token it is asked for
