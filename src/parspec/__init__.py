@@ -18,6 +18,7 @@ from parspec.errors import (
 
 if TYPE_CHECKING:
     from parspec.async_llm import AsyncLLM
+    from parspec.decoding.logprobs import TokenLogProb
     from parspec.engine.outputs import Metrics, Posterior, PosteriorParticle, RequestOutput
     from parspec.llm import LLM, Chunk
     from parspec.sampling.params import SamplingParams
@@ -37,6 +38,7 @@ _LAZY = {
     "PosteriorParticle": "parspec.engine.outputs",
     "RequestOutput": "parspec.engine.outputs",
     "SamplingParams": "parspec.sampling.params",
+    "TokenLogProb": "parspec.decoding.logprobs",
     "Prefix": "parspec.sampling.potentials",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "TokenLogProb",
     "__version__",
 ]
 

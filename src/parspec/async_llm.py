@@ -10,7 +10,7 @@ from parspec.engine.loop import EngineLoop
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
 from parspec.errors import EngineStoppedError, InvalidRequestError, QueueFullError
-from parspec.llm import LLM, Chunk, Chunker, Prompt
+from parspec.llm import LLM, Chunk, Chunker, Prompt, check_single, joined
 from parspec.sampling.params import SamplingParams
 
 T = TypeVar("T")
@@ -153,12 +153,11 @@ class AsyncLLM:
         if full:
             raise QueueFullError(f"{self.num_waiting} requests are waiting, as many as are let in: try again later")
 
-    def open(self, request: Request, *, admitted: bool = False) -> "AnswerStream":
+    def open(self, request: Request) -> "AnswerStream":
         """Queue a checked request.
 
         Args:
             request: From `check`.
-            admitted: Whether it belongs to one that has been let in before, and need not find room in the queue.
 
         Returns:
             Its answer, to be iterated over and closed.
@@ -167,7 +166,7 @@ class AsyncLLM:
             QueueFullError: Too many requests are waiting.
             EngineStoppedError: The engine does not run any more.
         """
-        self.check_room(0 if admitted else 1)
+        self.check_room()
         queue: asyncio.Queue[Update | None] = asyncio.Queue()
         request_id = self.llm.engine.new_id()
         self._inboxes[request_id] = _Inbox(asyncio.get_running_loop(), queue)
@@ -196,7 +195,9 @@ class AsyncLLM:
             QueueFullError: Too many requests are waiting.
             EngineStoppedError: The engine has failed or was closed.
         """
-        stream = self.open(await self.check(prompt, sampling_params))
+        request = await self.check(prompt, sampling_params)
+        check_single(request)
+        stream = self.open(request)
         try:
             async for chunk in stream:
                 yield chunk
@@ -205,11 +206,14 @@ class AsyncLLM:
 
     async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Answer one prompt; raises what `stream` raises. Cancelling ends the request."""
-        output: RequestOutput | None = None
-        async for chunk in self.stream(prompt, sampling_params):
-            output = chunk.output
-        assert output is not None
-        return output
+        runs = (await self.check(prompt, sampling_params)).runs()
+        self.check_room(len(runs))
+        streams = [self.open(run) for run in runs]
+        try:
+            return joined([await stream.output() for stream in streams])
+        finally:
+            for stream in streams:
+                stream.close()
 
     async def chat(self, messages: Sequence[Any], sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Answer one conversation, laid out by the target's chat template; raises what `stream` raises."""
@@ -266,6 +270,15 @@ class AnswerStream:
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
+
+    async def output(self) -> RequestOutput:
+        """The complete answer; raises what ended the request instead."""
+        output: RequestOutput | None = None
+        async for chunk in self:
+            output = chunk.output
+        if output is None:
+            raise EngineStoppedError("the stream was closed before its answer was complete")
+        return output
 
     def close(self) -> None:
         """Be done with it: a request that has not ended leaves the engine before the next pass."""

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parspec.decoding.task import CycleReport, TokenLogProb
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.task import CycleReport
 from parspec.engine.engine import Engine, Update
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
@@ -16,15 +17,13 @@ from parspec.errors import InvalidRequestError, ModelError
 from parspec.models.device import choose_device, choose_dtype, choose_quantization, free_memory
 from parspec.models.loader import LoadedModel, load_model
 from parspec.models.locate import locate, resolve_pair
-from parspec.sampling.params import MethodParams, SamplingParams
+from parspec.sampling.params import MOST_TOP, MethodParams, SamplingParams
 
 Prompt = str | Mapping[str, Any]
 """A text, or ``{"prompt": text}``, or ``{"prompt_token_ids": [ids]}``."""
 
 Message = Mapping[str, Any]
 """A chat message: ``{"role": ..., "content": ...}``."""
-
-_MOST_TOP = 100
 
 _CACHE_SHARE = {"cuda": 0.9, "mps": 0.5, "cpu": 0.5}
 """Share of the memory that is free after loading which caches may take, by device."""
@@ -39,17 +38,36 @@ class Chunk:
         token_ids: Tokens that have become final.
         cycles: Reports of the cycles since the last piece.
         output: The complete answer, with the last piece only.
+        log_probs: One entry for each of the tokens, if the request asked for ``logprobs``.
     """
 
     text: str
     token_ids: list[int]
     cycles: list[CycleReport] = field(default_factory=list)
     output: RequestOutput | None = None
+    log_probs: list[TokenLogProb] = field(default_factory=list)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
     return list(prompts) if many else [prompts]
+
+
+def joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """The first of several answers to a prompt, with the others."""
+    return replace(outputs[0], others=tuple(outputs[1:]))
+
+
+def check_single(request: Request) -> None:
+    """Refuse to stream several answers in one.
+
+    Raises:
+        InvalidRequestError: The request asks for several.
+    """
+    if request.sampling.n > 1:
+        raise InvalidRequestError(
+            f"n is {request.sampling.n}: a stream has one answer, use generate, or n streams", "n"
+        )
 
 
 class Chunker:
@@ -64,6 +82,7 @@ class Chunker:
         self._watched = request.watched
         self._token_ids: list[int] = []
         self._cycles: list[CycleReport] = []
+        self._log_probs: list[TokenLogProb] = []
 
     def take(self, update: Update) -> Chunk | None:
         """The piece an update completes, if any: one with text, with the whole answer, or with a watched cycle.
@@ -75,14 +94,15 @@ class Chunker:
             raise update.error
         self._token_ids += update.token_ids
         self._cycles += update.reports
+        self._log_probs += update.log_probs
         text = "" if self._detokenizer is None else self._detokenizer.append(update.token_ids)
         if update.output is not None and self._detokenizer is not None:
             text += self._detokenizer.flush()
         tokens_suffice = self._detokenizer is None and bool(self._token_ids)
         if not (text or update.output or tokens_suffice or (self._watched and self._cycles)):
             return None
-        chunk = Chunk(text, self._token_ids, self._cycles, update.output)
-        self._token_ids, self._cycles = [], []
+        chunk = Chunk(text, self._token_ids, self._cycles, update.output, self._log_probs)
+        self._token_ids, self._cycles, self._log_probs = [], [], []
         return chunk
 
 
@@ -182,7 +202,7 @@ class LLM:
             sampling_params: For all prompts, or one for each; the defaults of `SamplingParams` if left out.
 
         Returns:
-            One output a prompt, in their order.
+            One output a prompt, in their order; further answers to the same prompt (``n``) are in its ``others``.
 
         Raises:
             InvalidRequestError: A prompt or a parameter cannot be served.
@@ -198,7 +218,8 @@ class LLM:
                 f"{len(params)} sampling_params for {len(listed)} prompts: give one for all, or one for each"
             )
         requests = [self.check(prompt, one) for prompt, one in zip(listed, params, strict=True)]
-        return self._outputs(requests)
+        outputs = iter(self._outputs([run for request in requests for run in request.runs()]))
+        return [joined([next(outputs) for _ in range(request.sampling.n)]) for request in requests]
 
     def _outputs(self, requests: Sequence[Request]) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
@@ -222,11 +243,11 @@ class LLM:
             InvalidRequestError: A text has fewer than two tokens, or is too long.
             OutOfMemoryError: A text exceeds the memory budget.
         """
-        if not 0 <= num_top <= _MOST_TOP:
-            raise InvalidRequestError(f"num_top is {num_top}: use 0 to {_MOST_TOP}", "num_top")
+        if not 0 <= num_top <= MOST_TOP:
+            raise InvalidRequestError(f"num_top is {num_top}: use 0 to {MOST_TOP}", "num_top")
         requests = [self.engine.check_score(self._token_ids(prompt), num_top) for prompt in _listed(prompts)]
         outputs = self._outputs(requests)
-        return [output.log_probs or [] for output in outputs]
+        return [output.prompt_log_probs or [] for output in outputs]
 
     def chat(
         self,
@@ -282,7 +303,9 @@ class LLM:
             InvalidRequestError: The prompt or a parameter cannot be served; raised here, not at the first piece.
             OutOfMemoryError: The request exceeds the memory budget.
         """
-        return self._stream(self.check(prompt, SamplingParams() if sampling_params is None else sampling_params))
+        request = self.check(prompt, SamplingParams() if sampling_params is None else sampling_params)
+        check_single(request)
+        return self._stream(request)
 
     def _stream(self, request: Request) -> Generator[Chunk, None, None]:
         chunker = Chunker(request)

@@ -40,6 +40,11 @@ SAMPLING_CASES: dict[str, list[Any]] = {
     "choice": [[], "ab", [""], [1], 1, {"a"}],
     "grammar": ["", "\n", 1, ["start: /a/"]],
     "constraint_mode": ["both", 1, None, True],
+    "n": ["1", None, True, 0, -1, 1.0, NAN, 10**9],
+    "logprobs": ["1", True, -1, 1.0, NAN, 101],
+    "logprobs_mode": ["raw", 1, None, True],
+    "prompt_logprobs": ["1", True, -1, 1.0, NAN, 101],
+    "vote": ["", " ", 1, ["a"], b"a", "(", True],
 }
 METHOD_CASES: dict[str, list[Any]] = {
     "method": ["SMC", "", 1, True, ["smc"], np.array(["smc", "smc"])],
@@ -49,7 +54,7 @@ METHOD_CASES: dict[str, list[Any]] = {
     "resample_threshold": ["1", True, -0.1, 1.1, NAN, INF],
     "resampling": ["sys", "", 1, ["systematic"]],
     "commit_lag": ["1", True, 0, -1, 1.5, NAN, -INF, torch.ones(2)],
-    "select": ["vote", "", 1, True],
+    "select": ["worst", "", 1, True],
 }
 
 
@@ -128,8 +133,8 @@ def test_message_shows_value_and_range() -> None:
         SamplingParams(top_p=0)
     with pytest.raises(InvalidRequestError, match=r"^num_particles is 0: use a whole number from 1 to 1024$"):
         SamplingParams(num_particles=0)
-    with pytest.raises(InvalidRequestError, match=r"^select is 'vote': use sample or best$"):
-        SamplingParams(select="vote")
+    with pytest.raises(InvalidRequestError, match=r"^select is 'worst': use sample, best or vote$"):
+        SamplingParams(select="worst")
 
 
 def test_message_stays_short_for_a_long_value() -> None:

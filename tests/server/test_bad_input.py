@@ -196,7 +196,8 @@ def test_addresses_that_do_not_exist(server: Server) -> None:
 def test_options_that_contradict(server: Server) -> None:
     refused(server.chat(stream_options={"include_usage": True}), 400, param="stream_options")
     refused(server.chat(top_logprobs=2), 400, param="top_logprobs", words="logprobs")
-    refused(server.chat(logprobs=True, stream=True), 400, param="logprobs", code="unsupported_parameter")
+    echoed = server.complete("Hello", logprobs=1, echo=True, stream=True)
+    refused(echoed, 400, param="echo", code="unsupported_parameter")
     refused(server.chat(logprobs=True, top_logprobs=21), 400, param="top_logprobs")
     refused(server.chat(power=2, method="speculative"), 400, param="power")
     refused(server.post("/tokenize", prompt="a", messages=USER), 400)

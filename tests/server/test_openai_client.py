@@ -149,3 +149,18 @@ def test_log_probabilities(client: openai.OpenAI, method: str) -> None:
     assert len(columns.tokens) == len(columns.token_logprobs) == len(columns.top_logprobs) == len(ids) + 1
     assert columns.token_logprobs[-10:-1] == pytest.approx([e.logprob for e in choice.logprobs.content], abs=1e-5)
     assert columns.token_logprobs[-1] == max(columns.top_logprobs[-1].values()), "greedy"
+
+
+@pytest.mark.parametrize("method", ["smc", "speculative"])
+def test_log_probabilities_in_streams(client: openai.OpenAI, method: str) -> None:
+    """The pieces joined are those of the whole answer."""
+    options = {"model": MODEL, "seed": 5, "max_tokens": 9, "extra_body": {"method": method, "num_draft_tokens": 2}}
+    chat = {**options, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**chat).choices[0].logprobs.content
+    pieces = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**chat, stream=True)]
+    assert [entry for piece in pieces if piece for entry in piece.content] == whole
+    text = {**options, "prompt": "Hello", "logprobs": 1}
+    columns = client.completions.create(**text).choices[0].logprobs
+    pieces = [chunk.choices[0].logprobs for chunk in client.completions.create(**text, stream=True)]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for piece in pieces if piece for value in getattr(piece, name)] == getattr(columns, name)

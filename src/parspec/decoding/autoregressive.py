@@ -2,6 +2,8 @@
 
 import torch
 
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.prefill import read_prompt
 from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task, Trace
 from parspec.models.interface import Forward
 from parspec.sampling.processors import sample
@@ -20,14 +22,23 @@ def autoregressive(task: Task) -> Decoding:
         A single particle of weight 1.
     """
     tokens: list[int] = []
-    pending = task.prompt[None]
+    recorded: list[TokenLogProb] = []
+    log_prob = 0.0
+    logits, prompt_log_probs = yield from read_prompt(task)
     while True:
-        logits = yield Forward(task.target, task.target_cache, pending, 1, into_trunk=True)
-        pending = sample(task.log_probs(logits, torch.tensor([tokens], dtype=torch.int64)), task.generator)
+        answer = torch.tensor([tokens], dtype=torch.int64)
+        log_p = task.log_probs(logits, answer)
+        pending = sample(log_p, task.generator)
+        log_prob += float(log_p[0, 0, pending])
+        entries = task.entries(logits, pending, answer)
+        new = None if entries is None else entries.row(0, [int(pending)])
+        recorded += new or []
         stopped = bool(task.stop.first_end(pending.cpu(), lambda: [tokens]) == 1)
         tokens.append(int(pending))
         finished = stopped or len(tokens) == task.max_tokens
         trace = Trace.single(tokens[-1:], finished) if task.watched else None
-        task.report(CycleReport(final=tokens[-1:], advanced=1, trace=trace))
+        task.report(CycleReport(final=tokens[-1:], advanced=1, trace=trace, log_probs=new))
         if finished:
-            return Outcome([Particle(tokens, 1.0, stopped)])
+            particle = Particle(tokens, 1.0, stopped, log_prob, None if new is None else recorded)
+            return Outcome([particle], prompt_log_probs=prompt_log_probs)
+        logits = yield Forward(task.target, task.target_cache, pending, 1, into_trunk=True)

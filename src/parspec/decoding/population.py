@@ -7,6 +7,7 @@ forward pass runs over the first `num_active` rows of a cache and skips the fini
 import torch
 from torch import Tensor
 
+from parspec.decoding.logprobs import Entries, TokenLogProb
 from parspec.decoding.task import Particle
 from parspec.smc.commit import plan_commit
 from parspec.smc.cut import Cut
@@ -25,12 +26,21 @@ class Population:
         stopped: ``[N]`` bool, ended by a stop token or string.
         log_weights: ``[N]`` float64, unnormalised, since the last resampling.
         log_potentials: ``[N]`` float64, the potentials' value already contained in the weights.
+        log_probs: ``[N]`` float64, see `Particle`.
+        record: Log-probabilities of the tokens, ``[N, max_tokens]``, if they are wanted; undefined like them.
         final_length: Tokens, from the first, that all particles share for good.
         log_evidence: log Z-hat up to the last resampling.
         intervals: Diagnostics of the resampling intervals ended so far.
     """
 
-    def __init__(self, num_particles: int, max_tokens: int, scheme: str, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        num_particles: int,
+        max_tokens: int,
+        scheme: str,
+        generator: torch.Generator,
+        num_top: int | None = None,
+    ) -> None:
         self.size = num_particles
         self.max_tokens = max_tokens
         self.tokens = torch.zeros(num_particles, max_tokens, dtype=torch.int64)
@@ -38,6 +48,8 @@ class Population:
         self.stopped = torch.zeros(num_particles, dtype=torch.bool)
         self.log_weights = torch.zeros(num_particles, dtype=torch.float64)
         self.log_potentials = torch.zeros(num_particles, dtype=torch.float64)
+        self.log_probs = torch.zeros(num_particles, dtype=torch.float64)
+        self.record = None if num_top is None else Entries.empty(num_particles, max_tokens, num_top)
         self.final_length = 0
         self.log_evidence = 0.0
         self.intervals: list[Interval] = []
@@ -64,16 +76,24 @@ class Population:
         """The answers so far of some particles, which must have equal lengths."""
         return self.tokens[rows, : int(self.lengths[rows[0]])].tolist()
 
-    def extend(self, rows: Tensor, block: Tensor, ends: Tensor) -> None:
+    def extend(
+        self, rows: Tensor, block: Tensor, ends: Tensor, log_probs: Tensor, entries: Entries | None = None
+    ) -> None:
         """Append a block of tokens to some unfinished particles, each up to its own end.
 
         Args:
             rows: ``[R]`` particle indices.
             block: ``[R, T]`` int64.
             ends: ``[R]`` int64, 1-based position in the block of the token a particle ends with; > T if none.
+            log_probs: ``[R]`` float64, of the block's tokens up to the end, see `Particle`.
+            entries: ``[R, T]``, for the record if there is one.
         """
         start, count = int(self.lengths[rows[0]]), block.shape[1]
         self.tokens[rows, start : start + count] = block
+        self.log_probs[rows] += log_probs
+        if self.record is not None and entries is not None:
+            for kept, new in zip(self.record, entries, strict=True):
+                kept[rows, start : start + count] = new
         self.lengths[rows] += ends.clamp(max=count)
         self.stopped[rows] |= ends <= count
 
@@ -142,8 +162,10 @@ class Population:
 
     def gather(self, ancestors: Tensor, *, log_weights: bool = False) -> None:
         """Make particle i a copy of particle ``ancestors[i]``, its weight included only if asked."""
-        for name in ("tokens", "lengths", "stopped", "log_potentials"):
+        for name in ("tokens", "lengths", "stopped", "log_potentials", "log_probs"):
             setattr(self, name, getattr(self, name)[ancestors])
+        if self.record is not None:
+            self.record = Entries(*(part[ancestors] for part in self.record))
         self._origins = compose(self._origins, ancestors)
         if log_weights:
             self.log_weights = self.log_weights[ancestors]
@@ -156,6 +178,16 @@ class Population:
         """All particles with normalised weights."""
         weights = normalise(self.log_weights).tolist()
         return [
-            Particle(self.tokens[i, : self.lengths[i]].tolist(), weights[i], bool(self.stopped[i]))
+            Particle(
+                self.tokens[i, : self.lengths[i]].tolist(),
+                weights[i],
+                bool(self.stopped[i]),
+                float(self.log_probs[i]),
+                self.recorded(i, 0, int(self.lengths[i])),
+            )
             for i in range(self.size)
         ]
+
+    def recorded(self, index: int, start: int, end: int) -> list[TokenLogProb] | None:
+        """The record of one particle's tokens from start to end, if there is one."""
+        return None if self.record is None else self.record.row(index, self.tokens[index, start:end].tolist(), start)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from parspec.decoding.population import Population
+from parspec.decoding.prefill import read_prompt
+from parspec.decoding.selection import select
 from parspec.decoding.task import CycleReport, Decoding, Outcome, Task, Trace
 from parspec.errors import ParspecError
 from parspec.models.interface import Forward
@@ -20,7 +22,6 @@ from parspec.sampling.processors import power, sample
 from parspec.smc.cut import Cut, choose_cut
 from parspec.smc.diagnostics import interval
 from parspec.smc.genealogy import compose
-from parspec.smc.resampling import multinomial
 from parspec.smc.weights import log_mean_exp, normalise
 
 
@@ -41,16 +42,16 @@ def smc(task: Task) -> Decoding:
     assert draft_cache is not None
     device, prompt_length = task.prompt.device, len(task.prompt)
     alpha = task.sampling.power
-    population = Population(method.rows, task.max_tokens, method.resampling, task.host_generator)
+    population = Population(
+        method.rows, task.max_tokens, method.resampling, task.host_generator, task.sampling.logprobs
+    )
 
     # Start: every particle draws its own first token from the target.
-    logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
+    logits, prompt_log_probs = yield from read_prompt(task)
     yield Forward(draft, draft_cache, task.prompt[None], 0, into_trunk=True)
     nothing = torch.empty(1, 0, dtype=torch.int64)
-    log_p = task.log_probs(logits, nothing)[:, -1].expand(method.rows, -1)
-    log_mass = task.log_mass(logits, nothing)[:, -1].expand(method.rows)
     start = _Start.of(population, nothing[:0], population.lengths[:0])
-    _draw_bonus(task, population, log_p, log_mass, population.active)
+    _draw_bonus(task, population, logits, nothing, population.active)
     _finish_cycle(task, population, [], CycleReport([], 1, num_particles=method.rows), start)
 
     while len(active := population.active):
@@ -78,12 +79,15 @@ def smc(task: Task) -> Decoding:
         # Weigh. Positions behind a particle's own end, and finished particles, contribute nothing.
         drafted = answers[:, length:]
         scored = logits[:, :num_drafted], answers[:, :-1]
-        increments = alpha * (task.log_probs_at(scored[0], drafted, scored[1]) + task.log_mass(*scored))
+        entries = task.entries(scored[0], drafted, scored[1])
+        log_p = task.log_probs_at(scored[0], drafted, scored[1]) + task.log_mass(*scored)
+        increments = alpha * log_p
         if num_drafted:
             increments = increments - torch.cat(block_log_q, dim=1)
-        drafted, increments = drafted.cpu(), increments.cpu().double()
+        drafted, log_p, increments = drafted.cpu(), log_p.cpu().double(), increments.cpu().double()
         ends = task.stop.first_end(drafted, lambda rows=active: population.histories(rows))  # type: ignore[misc]
-        increments[torch.arange(1, num_drafted + 1) > ends[:, None]] = 0.0
+        behind = torch.arange(1, num_drafted + 1) > ends[:, None]
+        increments[behind] = log_p[behind] = 0.0
         all_increments = increments.new_zeros(method.rows, num_drafted)
         all_increments[:num_active] = increments
 
@@ -93,7 +97,14 @@ def smc(task: Task) -> Decoding:
             cut = _weigh_potentials(task, population, drafted, ends, all_increments, cut)
         population.apply_cut(cut)
         start = _Start.of(population, drafted, ends)
-        population.extend(active, drafted[:, : cut.position], ends)
+        kept = slice(cut.position)
+        population.extend(
+            active,
+            drafted[:, kept],
+            ends,
+            log_p[:, kept].sum(1),
+            None if entries is None else entries.cut(cut.position),
+        )
         for cache in (target_cache, draft_cache):
             cache.truncate(prompt_length + length + cut.position)
 
@@ -109,8 +120,7 @@ def smc(task: Task) -> Decoding:
             ancestors = moves[0][active] if moves else active
             at_cut = logits[ancestors.to(device), cut.position : cut.position + 1]
             answers = population.tokens[active, : population.length]
-            log_p, log_mass = task.log_probs(at_cut, answers)[:, -1], task.log_mass(at_cut, answers)[:, -1]
-            _draw_bonus(task, population, log_p, log_mass, active)
+            _draw_bonus(task, population, at_cut, answers, active)
         advanced = cut.position + (1 if len(active) else 0)
         report = CycleReport([], advanced, num_drafted, cut.position, ess, resampled, method.rows)
         _finish_cycle(task, population, moves, report, start)
@@ -119,19 +129,17 @@ def smc(task: Task) -> Decoding:
         _settle_potentials(task, population)
     population.intervals.append(interval(population.length, population.log_weights))
     particles = population.particles()
-    weights = torch.tensor([particle.weight for particle in particles], dtype=torch.float64)
-    best = method.select == "best"
-    chosen = weights.argmax() if best else multinomial(weights, 1, task.host_generator)[0]
     return Outcome(
         particles,
-        int(chosen),
+        select(particles, method.select, task.sampling.vote, task.decode, task.host_generator),
         population.log_evidence + float(log_mean_exp(population.log_weights)),
         population.intervals,
         population.unique_ancestors(),
+        prompt_log_probs,
     )
 
 
-def _draw_bonus(task: Task, population: Population, log_p: Tensor, log_mass: Tensor, rows: Tensor) -> None:
+def _draw_bonus(task: Task, population: Population, logits: Tensor, answers: Tensor, rows: Tensor) -> None:
     """Draw one token per unfinished particle from p^alpha / Z and add log Z to its weight.
 
     Under a global constraint p is what the constraint leaves of the target, times the mass it leaves.
@@ -139,15 +147,19 @@ def _draw_bonus(task: Task, population: Population, log_p: Tensor, log_mass: Ten
     Args:
         task: The request.
         population: Extended in place.
-        log_p: ``[R, V]`` the target's log-probabilities at each particle's end.
-        log_mass: ``[R]``, see `Task.log_mass`.
+        logits: ``[R, 1, V]`` the target's at each particle's end, or ``[1, 1, V]`` for all.
+        answers: ``[R, L]`` their tokens so far, or ``[1, L]``.
         rows: ``[R]`` indices of the unfinished particles.
     """
-    log_p, log_z = power(log_p, task.sampling.power)
-    bonus = sample(log_p, task.generator)[:, None].cpu()
+    log_p, log_mass = task.log_probs(logits, answers)[:, -1], task.log_mass(logits, answers)[:, -1]
+    raised, log_z = power(log_p, task.sampling.power)
+    bonus = sample(raised.expand(len(rows), -1), task.generator)[:, None]
+    entries = task.entries(logits.expand(len(rows), -1, -1), bonus, answers.expand(len(rows), -1))
+    log_p = log_p.expand(len(rows), -1).gather(-1, bonus)[:, 0] + log_mass
     population.log_weights[rows] += (log_z + task.sampling.power * log_mass).cpu().double()
+    bonus = bonus.cpu()
     ends = task.stop.first_end(bonus, lambda: population.histories(rows))
-    population.extend(rows, bonus, ends)
+    population.extend(rows, bonus, ends, log_p.cpu().double(), entries)
 
 
 class _Start(NamedTuple):
@@ -197,7 +209,9 @@ def _finish_cycle(task: Task, population: Population, moves: list[Tensor], repor
         report: The cycle's report, less the tokens that became final.
         start: The cycle's beginning.
     """
+    known = population.final_length
     final, ancestors = population.commit(task.method.max_open_tokens)
+    log_probs = population.recorded(0, known, population.final_length)
     if ancestors is not None:
         moves.append(ancestors)
     order = population.put_active_first()
@@ -210,7 +224,8 @@ def _finish_cycle(task: Task, population: Population, moves: list[Tensor], repor
             cache.gather(total.to(task.prompt.device))
         cache.commit(len(task.prompt) + population.final_length)
     trace = _trace(population, start, total) if task.watched else None
-    task.report(replace(report, final=final, resampled=report.resampled or ancestors is not None, trace=trace))
+    resampled = report.resampled or ancestors is not None
+    task.report(replace(report, final=final, resampled=resampled, trace=trace, log_probs=log_probs))
 
 
 def _prefixes(

@@ -1,8 +1,12 @@
 """Lossless speculative decoding: the draft proposes chains, rejection keeps the target's distribution exactly."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.prefill import read_prompt
 from parspec.decoding.task import CycleReport, Decoding, Outcome, Particle, Task, Trace
 from parspec.decoding.verification import verify
 from parspec.models.interface import Forward
@@ -27,25 +31,37 @@ def speculative(task: Task) -> Decoding:
     num_chains, prompt_length = task.method.rows, len(task.prompt)
     device = task.prompt.device
 
-    logits = yield Forward(task.target, target_cache, task.prompt[None], 1, into_trunk=True)
+    logits, prompt_log_probs = yield from read_prompt(task)
     prompt = task.prompt.tolist()
     tokens: list[int] = []
-    block = [int(sample(task.log_probs(logits, torch.empty(1, 0, dtype=torch.int64)), task.generator))]
+    recorded: list[TokenLogProb] = []
+    log_prob = 0.0
+    answers = torch.empty(1, 0, dtype=torch.int64)
+    log_p = task.log_probs(logits, answers)
+    block = [int(sample(log_p, task.generator))]
     drafted = accepted = chain = 0
     proposed: list[list[int]] = [[]]
     while True:
         end = int(task.stop.first_end(torch.tensor([block]), lambda: [tokens]))
         stopped = end <= len(block)
         new = block[:end]
+        # The block's own rows: of the chain that was accepted, up to the end.
+        added = torch.tensor([new], device=device)
+        log_prob += float(log_p[chain : chain + 1, : len(new)].gather(-1, added[..., None]).sum())
+        entries = task.entries(logits[chain : chain + 1, : len(new)], added, torch.tensor([tokens + new[:-1]], dtype=torch.int64))
+        log_probs = None if entries is None else entries.row(0, new)
+        recorded += log_probs or []
         tokens.extend(new)
         finished = stopped or len(tokens) == task.max_tokens
         kept, trace = min(accepted, len(new)), None
         if task.watched:
             cut_weights = [float(i == chain) for i in range(len(proposed))]
             trace = Trace(proposed, cut_weights, [chain], [new], [1.0], [finished])
-        task.report(CycleReport(new, len(new), drafted, kept, num_particles=len(proposed), trace=trace))
+        report = CycleReport(new, len(new), drafted, kept, num_particles=len(proposed), trace=trace)
+        task.report(replace(report, log_probs=log_probs))
         if finished:
-            return Outcome([Particle(tokens, 1.0, stopped)])
+            particle = Particle(tokens, 1.0, stopped, log_prob, None if log_probs is None else recorded)
+            return Outcome([particle], prompt_log_probs=prompt_log_probs)
 
         remaining = task.max_tokens - len(tokens)
         drafted = min(task.draft_length(), remaining - 1, task.draft_room(len(tokens)))
@@ -76,8 +92,9 @@ def speculative(task: Task) -> Decoding:
         proposal = answers[:, len(tokens) - 1 :]  # the last token and the chains
         logits = yield Forward(task.target, target_cache, proposal, drafted + 1)
 
+        log_p = task.log_probs(logits, answers)
         verdict = verify(
-            task.log_probs(logits, answers),
+            log_p,
             torch.cat(log_q, dim=1) if drafted else logits.new_empty(1, 0, task.vocab_size),
             proposal[:, 1:],
             task.generator,

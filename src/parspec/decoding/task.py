@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from parspec.decoding.logprobs import Entries, TokenLogProb
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward, LanguageModel
 from parspec.sampling.adjustments import Adjustments
@@ -60,6 +61,7 @@ class CycleReport:
         resampled: Whether the population was resampled.
         num_particles: Particles, or draft chains.
         trace: What happened to each of them, if the request is watched.
+        log_probs: Of the tokens that became final, if the request wants them.
     """
 
     final: list[int]
@@ -70,6 +72,7 @@ class CycleReport:
     resampled: bool = False
     num_particles: int = 1
     trace: Trace | None = None
+    log_probs: list[TokenLogProb] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,39 +83,16 @@ class Particle:
         token_ids: Its tokens after the prompt, the one that ended it included.
         weight: Normalised weight; the weights of a population sum to 1.
         stopped: Whether it ended by a stop token or string rather than by the length limit.
+        log_prob: Log-probability of all of them under the distribution the request samples from, before power and
+            potentials; under a global constraint, before the constraint.
+        log_probs: Of each token, if the request wants them.
     """
 
     token_ids: list[int]
     weight: float
     stopped: bool
-
-
-@dataclass(frozen=True)
-class TokenLogProb:
-    """A token of a given text under the target's own distribution (temperature 1, nothing ruled out).
-
-    Attributes:
-        token_id: The token.
-        log_prob: Its log-probability after the tokens before it.
-        top: The most probable tokens at its place, as pairs of id and log-probability, best first.
-    """
-
-    token_id: int
-    log_prob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """That a text is to be scored, not continued.
-
-    Attributes:
-        last_token: The text's last token; the prompt holds those before it.
-        num_top: How many of the most probable tokens to report at each place.
-    """
-
-    last_token: int
-    num_top: int = 0
+    log_prob: float = 0.0
+    log_probs: list[TokenLogProb] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +105,7 @@ class Outcome:
         log_evidence: log Z-hat, the estimate of the log total mass of the distribution aimed at; 0 outside SMC.
         intervals: One entry a resampling interval: its ESS, chi2 estimate and error scale.
         unique_ancestors: How many of the first cycle's particles still have descendants.
-        log_probs: Of the tokens of a text that was scored.
+        prompt_log_probs: Of the prompt's tokens but the first, if the request wants them.
     """
 
     particles: list[Particle]
@@ -133,7 +113,7 @@ class Outcome:
     log_evidence: float = 0.0
     intervals: list[Interval] = field(default_factory=list)
     unique_ancestors: int = 1
-    log_probs: list[TokenLogProb] | None = None
+    prompt_log_probs: list[TokenLogProb] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +139,6 @@ class Task:
         report: Called at the end of every cycle.
         draft_length: How many tokens the next cycle should draft, asked at its beginning.
         watched: Whether reports are to hold traces.
-        scored: Set if the text is to be scored.
     """
 
     prompt: Tensor
@@ -180,7 +159,6 @@ class Task:
     report: Callable[[CycleReport], None]
     draft_length: Callable[[], int]
     watched: bool = False
-    scored: Scored | None = None
 
     def log_probs(self, logits: Tensor, answers: Tensor) -> Tensor:
         """The request's distribution over the next token, made of the target's logits and the draft's alike.
@@ -198,6 +176,21 @@ class Task:
     def log_probs_at(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> Tensor:
         """``log_probs(logits, answers)`` at one token ``[R, T]`` of each row."""
         return log_probs_at(self._adjusted(logits, answers), tokens, self.sampling)
+
+    def entries(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> Entries | None:
+        """Log-probabilities of tokens ``[R, T]`` as the request wants them recorded; None if it does not.
+
+        Args:
+            logits: ``[R, T, V]`` the target's.
+            tokens: ``[R, T]``.
+            answers: ``[R, L]``, see `log_probs`.
+        """
+        num_top = self.sampling.logprobs
+        if num_top is None:
+            return None
+        if self.sampling.logprobs_mode == "processed_logprobs":
+            return Entries.of(self.log_probs(logits, answers), tokens, num_top)
+        return Entries.of(logits[..., : self.vocab_size].float().log_softmax(-1), tokens, num_top)
 
     def log_mass(self, logits: Tensor, answers: Tensor) -> Tensor:
         """Log of the probability the constraint leaves at each place ``[R, T]``, if weights are to carry it; else 0.

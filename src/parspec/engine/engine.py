@@ -7,7 +7,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from parspec.decoding.task import CycleReport, Scored
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.task import CycleReport
 from parspec.engine.cost import CostModel, measure_costs
 from parspec.engine.group import Group
 from parspec.engine.outputs import RequestOutput
@@ -31,6 +32,7 @@ class Update:
         token_ids: Tokens that have become final.
         reports: Cycles it has been through.
         output: The complete answer, once the request has ended.
+        log_probs: Of those tokens, if the request wants them.
         error: What ended the request instead; no other request is affected.
     """
 
@@ -38,6 +40,7 @@ class Update:
     token_ids: list[int]
     reports: list[CycleReport] = field(default_factory=list)
     output: RequestOutput | None = None
+    log_probs: list[TokenLogProb] = field(default_factory=list)
     error: Exception | None = None
 
 
@@ -91,13 +94,13 @@ class Engine:
             raise InvalidRequestError("the text has fewer than two tokens: only tokens after the first are scored")
         plain = replace(self.defaults, method="autoregressive")
         request = make_request(
-            token_ids[:-1],
-            SamplingParams(max_tokens=1),
+            token_ids,
+            SamplingParams(max_tokens=1, prompt_logprobs=num_top),
             plain,
             self.target,
             self.draft,
             self.vocab_size,
-            Scored(token_ids[-1], num_top),
+            scored=True,
         )
         self.scheduler.check_fits(request)
         return request
@@ -202,10 +205,12 @@ class Engine:
         return measure_costs(self.target.model, self.draft.model)
 
     def _collect(self, request_id: int, group: Group) -> list[Update]:
-        final, reports = group.take_final(), group.take_reports()
+        final, log_probs, reports = group.take_final(), group.take_log_probs(), group.take_reports()
         if group.output is not None:
             self.scheduler.remove(request_id)
-        return [Update(request_id, final, reports, group.output)] if final or reports or group.output else []
+        if not (final or reports or group.output):
+            return []
+        return [Update(request_id, final, reports, group.output, log_probs)]
 
     def _fail(self, request_id: int, error: Exception) -> Update:
         self.scheduler.remove(request_id)

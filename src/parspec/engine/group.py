@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from parspec.decoding import METHODS
-from parspec.decoding.score import score
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.prefill import score
 from parspec.decoding.task import CycleReport, Outcome, Task
 from parspec.engine.outputs import FinishReason, Metrics, Posterior, PosteriorParticle, RequestOutput
 from parspec.engine.pilot import Pilot
@@ -55,6 +56,7 @@ class Group:
         self._reports: list[CycleReport] = []
         self._new_reports: list[CycleReport] = []
         self._new_final: list[int] = []
+        self._new_log_probs: list[TokenLogProb] = []
         self._num_final = 0
         device = target.model.cache_shape.device
         reservation = request.reservation
@@ -82,9 +84,8 @@ class Group:
             report=self._record,
             draft_length=draft_length,
             watched=request.watched,
-            scored=request.scored,
         )
-        self._decoding = score(task) if request.scored is not None else METHODS[request.method.method](task)
+        self._decoding = score(task) if request.scored else METHODS[request.method.method](task)
         self._advance(lambda: next(self._decoding))
 
     def send(self, logits: Tensor) -> None:
@@ -95,6 +96,11 @@ class Group:
         """Token ids that have become final since the last call, in order."""
         final, self._new_final = self._new_final, []
         return final
+
+    def take_log_probs(self) -> list[TokenLogProb]:
+        """Log-probabilities of the tokens that have become final since the last call, if they are wanted."""
+        taken, self._new_log_probs = self._new_log_probs, []
+        return taken
 
     def take_reports(self) -> list[CycleReport]:
         """Reports of the cycles since the last call."""
@@ -115,17 +121,19 @@ class Group:
 
     def _record(self, report: CycleReport) -> None:
         self._new_reports.append(report)
-        self._reports.append(replace(report, trace=None))
+        self._reports.append(replace(report, trace=None, log_probs=None))
         if self._observe is not None:
             self._observe(report)
         if report.final and self._first_token_at is None:
             self._first_token_at = time.perf_counter()
         self._new_final.extend(report.final)
+        self._new_log_probs.extend(report.log_probs or [])
         self._num_final += len(report.final)
 
     def _finish(self, outcome: Outcome) -> RequestOutput:
         chosen, text = outcome.particles[outcome.chosen], self.request.stop.text
         self._new_final.extend(chosen.token_ids[self._num_final :])
+        self._new_log_probs.extend((chosen.log_probs or [])[self._num_final :])
         seconds = time.perf_counter() - self._started_at
         return RequestOutput(
             prompt_token_ids=self.request.prompt,
@@ -134,7 +142,7 @@ class Group:
             finish_reason=_reason(chosen.stopped),
             posterior=Posterior(
                 particles=[
-                    PosteriorParticle(p.token_ids, text(p.token_ids), p.weight, _reason(p.stopped))
+                    PosteriorParticle(p.token_ids, text(p.token_ids), p.weight, _reason(p.stopped), p.log_prob)
                     for p in outcome.particles
                 ],
                 log_evidence=outcome.log_evidence,
@@ -156,7 +164,8 @@ class Group:
             ),
             method=self.request.method.method,
             seed=self.request.seed,
-            log_probs=outcome.log_probs,
+            log_probs=chosen.log_probs,
+            prompt_log_probs=outcome.prompt_log_probs,
         )
 
 

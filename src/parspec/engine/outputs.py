@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from parspec.decoding.task import TokenLogProb
+from parspec.decoding.logprobs import TokenLogProb
 from parspec.smc.diagnostics import Interval
 
 FinishReason = Literal["stop", "length"]
@@ -18,12 +18,15 @@ class PosteriorParticle:
         text: The same as text, cut at the stop string; empty for a model without a tokenizer.
         weight: Normalised weight; the population's sum to 1.
         finish_reason: "stop" or "length".
+        log_prob: Log-probability of all its tokens under the distribution the request samples from, before power and
+            potentials; under a global constraint, before the constraint.
     """
 
     token_ids: list[int]
     text: str
     weight: float
     finish_reason: FinishReason
+    log_prob: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ class RequestOutput:
         metrics: Counts and times.
         method: The method that ran.
         seed: The seed of every draw; passing it again gives the same tokens.
-        log_probs: Of a text that was scored, one entry for each token but the first.
+        log_probs: One entry a token of the answer, if the request asked for ``logprobs``.
+        prompt_log_probs: One entry for each token of the prompt but the first, if it asked for ``prompt_logprobs``.
+        others: The further answers, if it asked for ``n`` of them.
     """
 
     prompt_token_ids: list[int]
@@ -111,3 +116,10 @@ class RequestOutput:
     method: str
     seed: int
     log_probs: list[TokenLogProb] | None = None
+    prompt_log_probs: list[TokenLogProb] | None = None
+    others: "tuple[RequestOutput, ...]" = ()
+
+    @property
+    def outputs(self) -> "list[RequestOutput]":
+        """All n answers, this one first."""
+        return [self, *self.others]

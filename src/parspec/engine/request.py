@@ -3,8 +3,7 @@
 import secrets
 from dataclasses import dataclass, replace
 
-from parspec.decoding.score import CHUNK
-from parspec.decoding.task import Scored
+from parspec.decoding.prefill import CHUNK
 from parspec.engine.reservation import Reservation
 from parspec.errors import InvalidRequestError, PromptTooLongError
 from parspec.models.interface import LanguageModel
@@ -29,7 +28,7 @@ class Request:
         constraint: What the answer's text must look like, if anything.
         reservation: The memory it holds while it runs.
         seed: Seed of all its draws.
-        scored: Set if the text is to be scored, not continued.
+        scored: Whether the prompt is only to be read.
         watched: Whether its cycle reports are to say what happened to every particle.
     """
 
@@ -42,13 +41,18 @@ class Request:
     constraint: Constraint | None
     reservation: Reservation
     seed: int
-    scored: Scored | None = None
+    scored: bool = False
     watched: bool = False
 
     def with_method(self, method: MethodParams, target: LanguageModel, draft: LanguageModel | None) -> "Request":
         """The same request by another method, with the memory that one needs."""
-        reservation = Reservation.of(len(self.prompt), self.max_tokens, method, target, draft)
+        num_logits = 1 if self.sampling.prompt_logprobs is None else CHUNK
+        reservation = Reservation.of(len(self.prompt), self.max_tokens, method, target, draft, num_logits)
         return replace(self, method=method, reservation=reservation)
+
+    def runs(self) -> "list[Request]":
+        """One request for each of the n answers: the same with seeds in a row."""
+        return [replace(self, seed=(self.seed + index) % 2**63) for index in range(self.sampling.n)]
 
 
 def make_request(
@@ -58,7 +62,8 @@ def make_request(
     target: LoadedModel,
     draft: LoadedModel | None,
     vocab_size: int,
-    scored: Scored | None = None,
+    *,
+    scored: bool = False,
 ) -> Request:
     """Check a prompt and its parameters against the models.
 
@@ -69,7 +74,7 @@ def make_request(
         target: The model aimed at.
         draft: The model that proposes, or None.
         vocab_size: Number of ids that may occur.
-        scored: Set if the text is to be scored, not continued.
+        scored: Whether the prompt is only to be read, for its log-probabilities.
 
     Raises:
         InvalidRequestError: The prompt or a parameter cannot be served; nothing has been run.
@@ -77,8 +82,7 @@ def make_request(
     method = defaults.override(sampling)
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
-    ids = prompt if scored is None else [*prompt, scored.last_token]
-    outside = next((index for index in ids if not 0 <= index < vocab_size), None)
+    outside = next((index for index in prompt if not 0 <= index < vocab_size), None)
     if outside is not None:
         raise InvalidRequestError(
             f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}", "prompt"
@@ -91,8 +95,8 @@ def make_request(
             f'method "{method.method}" needs a draft model: give one, or use "autoregressive"', "method"
         )
     for model in (target, draft if needs_draft else None):
-        # The target also has to have room for one token of the answer.
-        room = 0 if model is None else model.context - (1 if model is target else 0)
+        # The target also has to have room for one token of the answer, if there is to be one.
+        room = 0 if model is None else model.context - (1 if model is target and not scored else 0)
         if model is not None and len(prompt) > room:
             raise PromptTooLongError(
                 f'the prompt has {len(prompt)} tokens but "{model.name}" takes at most {room}: shorten the prompt',
@@ -100,7 +104,7 @@ def make_request(
             )
     stop = StopCondition(sampling, target.eos_ids, target.tokenizer, vocab_size)
     device = target.model.cache_shape.device
-    room = target.context - len(prompt)
+    room = max(1, target.context - len(prompt))
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     return Request(
         prompt=prompt,
@@ -116,7 +120,7 @@ def make_request(
             method,
             target.model,
             draft.model if draft is not None and needs_draft else None,
-            num_logits=1 if scored is None else CHUNK,
+            num_logits=1 if sampling.prompt_logprobs is None else CHUNK,
         ),
         scored=scored,
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,

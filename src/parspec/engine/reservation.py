@@ -50,7 +50,7 @@ class Reservation:
             draft: The model that proposes, if the method uses one.
             num_logits: Logits wanted at once of the prompt.
         """
-        num_rows, num_positions, branch = 1, num_logits, 0
+        num_rows, num_positions, branch = 1, 1, 0
         if draft is not None:
             num_rows, num_positions = method.rows, min(method.num_draft_tokens + 1, max_tokens)
             # Tokens that are not final yet, at most commit_lag of them, and the block behind them.
@@ -63,7 +63,9 @@ class Reservation:
         trunk = prompt_length + max_tokens
         caches = [model.cache_shape for model in (target, draft) if model is not None]
         cache_bytes = sum(GroupCache.bytes_needed(shape, num_rows, trunk, branch) for shape in caches)
-        logits_bytes = _LOGITS_COPIES * num_rows * num_positions * target.vocab_size * torch.float32.itemsize
+        logits_bytes = (
+            _LOGITS_COPIES * max(num_rows * num_positions, num_logits) * target.vocab_size * torch.float32.itemsize
+        )
         return cls(num_rows, trunk, branch, cache_bytes, cache_bytes + logits_bytes)
 
     def cache_for(self, model: LanguageModel) -> GroupCache:

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
+import regex
 from torch import Tensor
 
 from parspec.errors import InvalidRequestError
@@ -13,7 +14,10 @@ from parspec.sampling.potentials import Potential
 from parspec.smc.resampling import SCHEMES
 
 METHOD_NAMES = ("autoregressive", "speculative", "smc", "auto")
-SELECTIONS = ("sample", "best")
+SELECTIONS = ("sample", "best", "vote")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+MOST_TOP = 100
+"""How many alternatives a request may want to see for each token."""
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 """Parameters that say what an answer's text must look like; a request has one of them at most."""
 CONSTRAINT_MODES = ("local", "global")
@@ -21,6 +25,9 @@ _LONGEST_SHOWN = 80
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """The answer's tokens so far and the logits ``[V]`` after them, to the logits to be used instead."""
+
+Extractor = str | Callable[[str], Hashable]
+"""A pattern, or a function of an answer's text: what of it is counted in a vote."""
 
 
 def _refusal(name: str, value: Any, advice: str) -> InvalidRequestError:
@@ -147,6 +154,17 @@ def _choice(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _vote(name: str, value: Any) -> Extractor:
+    if isinstance(value, str):
+        try:
+            regex.compile(_pattern(name, value))
+        except regex.error as error:
+            raise _refusal(name, value, f"a valid pattern ({error})") from error
+    elif not callable(value):
+        raise _refusal(name, value, "a pattern, or a function from a text to what is counted")
+    return cast(Extractor, value)
+
+
 def _callables(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or not all(callable(f) for f in value):
         raise _refusal(name, value, "a list of callables")
@@ -201,9 +219,25 @@ _SAMPLING_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "choice": _choice,
     "grammar": _pattern,
     "constraint_mode": _one_of(*CONSTRAINT_MODES),
+    "n": _whole(1, 1024),
+    "logprobs": _whole(0, MOST_TOP),
+    "logprobs_mode": _one_of(*LOGPROBS_MODES),
+    "prompt_logprobs": _whole(0, MOST_TOP),
+    "vote": _vote,
 }
 
-_MAY_BE_NONE = frozenset({"max_tokens", "seed", "allowed_token_ids", *CONSTRAINTS, *_METHOD_CHECKS})
+_MAY_BE_NONE = frozenset(
+    {
+        "max_tokens",
+        "seed",
+        "allowed_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "vote",
+        *CONSTRAINTS,
+        *_METHOD_CHECKS,
+    }
+)
 
 
 def _check_fields(params: Any, checks: dict[str, Callable[[str, Any], Any]]) -> None:
@@ -248,6 +282,14 @@ class SamplingParams:
         grammar: The answer follows this grammar, in Lark's form (as llguidance reads it) or GBNF.
         constraint_mode: "local" renormalises over what the constraint allows at every token; "global" (SMC only)
             follows the model's distribution given that the whole answer fits the constraint.
+        n: Answers wanted, each by a run of its own with the seeds seed, seed + 1, ...
+        logprobs: Record the target's log-probability of every token of the answer, and of this many most probable
+            ones beside it; None for none.
+        logprobs_mode: "raw_logprobs" are those of the model itself, "processed_logprobs" those of the distribution
+            the request samples from, after everything but power and potentials.
+        prompt_logprobs: The same for the prompt's tokens, always those of the model itself.
+        vote: What ``select="vote"`` counts: a regular expression, whose last match in a text counts (its first
+            group, where it has one), or a function from the text to a hashable result, None for no vote.
         method: These and the following, where given, replace the engine's `MethodParams` for this request.
         num_particles: See `MethodParams`.
         num_draft_tokens: See `MethodParams`.
@@ -287,6 +329,11 @@ class SamplingParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     constraint_mode: str = "local"
+    n: int = 1
+    logprobs: int | None = None
+    logprobs_mode: str = "raw_logprobs"
+    prompt_logprobs: int | None = None
+    vote: Extractor | None = None
     method: str | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
@@ -328,6 +375,7 @@ class SamplingParams:
             "power": self.power != 1,
             "potentials": bool(self.potentials),
             "constraint_mode": self.constraint_mode == "global",
+            "vote": self.vote is not None,
         }
         return [name for name, is_used in used.items() if is_used]
 
@@ -352,7 +400,8 @@ class MethodParams:
         resample_threshold: tau: resample when the effective sample size is below this share of the particles.
         resampling: "systematic", "stratified", "multinomial" or "residual".
         commit_lag: Most tokens that may stay open before agreement is forced; ``math.inf`` for any number.
-        select: "sample" draws the answer by weight, so that it follows the target; "best" takes the heaviest.
+        select: "sample" draws the answer by weight, so that it follows the target; "best" takes the heaviest; "vote"
+            the heaviest of those that give the result with the largest total weight (see ``vote`` of `SamplingParams`).
 
     Raises:
         InvalidRequestError: A value is of the wrong type or out of range.
@@ -398,4 +447,8 @@ class MethodParams:
         if merged.method not in ("smc", "auto"):
             for name in sampling.needing_smc:
                 raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"', name)
+        if merged.method in ("smc", "auto") and merged.select == "vote" and sampling.vote is None:
+            raise InvalidRequestError('select "vote" needs vote: give a pattern or a function', "vote")
+        if sampling.vote is not None and merged.select != "vote":
+            raise InvalidRequestError(f'vote needs select "vote", not "{merged.select}"', "select")
         return merged

@@ -143,7 +143,7 @@ def _openai_routes(service: Service) -> APIRouter:
         prompts = body.prompts()
         asked: list[Prompt] = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in prompts]
         answers = await service.take(body, asked, _COMPLETION_MAX_TOKENS)
-        echoes = [service.text(prompt) if body.echo else "" for prompt in prompts for _ in range(body.num_answers)]
+        echoes = [service.text(prompt) if body.echoed else "" for prompt in prompts for _ in range(body.num_answers)]
         return await _respond(service, request, body, answers, echoes)
 
     return router
@@ -174,10 +174,7 @@ async def _respond(
     try:
         if not body.stream:
             outputs = await while_connected(request, answers.outputs())
-            scores = None
-            if body.num_top is not None:
-                scores = await while_connected(request, service.score(outputs, body.num_top))
-            return JSONResponse(reply.whole(outputs, texts, scores))
+            return JSONResponse(reply.whole(outputs, texts))
         encoded = frames(_events(reply, answers, texts), service.config.keepalive_seconds)
         # The status waits for the first piece, so that a request that fails before it gets the right one.
         first = await while_connected(request, anext(encoded))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parspec.sampling.params import CONSTRAINT_MODES, METHOD_NAMES, SELECTIONS, SamplingParams
+from parspec.sampling.params import CONSTRAINT_MODES, LOGPROBS_MODES, METHOD_NAMES, SELECTIONS, SamplingParams
 from parspec.server.errors import APIError
 from parspec.smc.resampling import SCHEMES
 
@@ -36,7 +36,9 @@ _SAMPLING_FIELDS = (
     "choice",
     "grammar",
     "constraint_mode",
+    "logprobs_mode",
     "power",
+    "vote",
     "method",
     "num_particles",
     "num_draft_tokens",
@@ -141,7 +143,9 @@ class GenerationBody(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     constraint_mode: Annotated[str, Field(json_schema_extra={"enum": list(CONSTRAINT_MODES)})] | None = None
+    logprobs_mode: Annotated[str, Field(json_schema_extra={"enum": list(LOGPROBS_MODES)})] | None = None
     power: float | None = None
+    vote: str | None = None
     method: Annotated[str, Field(json_schema_extra={"enum": list(METHOD_NAMES)})] | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
@@ -162,6 +166,11 @@ class GenerationBody(Body):
     def num_top(self) -> int | None:
         """How many alternatives to show with each token's log-probability; None for no log-probabilities."""
         raise NotImplementedError
+
+    @property
+    def echoed(self) -> bool:
+        """Whether the answer is to begin with the prompt."""
+        return False
 
     @property
     def schema_asked_for(self) -> dict[str, Any] | None:
@@ -193,24 +202,16 @@ class GenerationBody(Body):
                     param=name,
                     code="unsupported_parameter",
                 )
-        if self.num_top is not None and self.stream:
-            raise APIError(
-                400,
-                "logprobs is not supported in streams yet: leave it out, or leave out stream",
-                param="logprobs",
-                code="unsupported_parameter",
-            )
         if self.stream_options is not None and not self.stream:
             raise APIError(
                 400, "stream_options needs a stream: set stream to true, or leave it out", param="stream_options"
             )
 
-    def sampling_params(self, default_max_tokens: int, index: int = 0) -> SamplingParams:
-        """The parameters of one of the answers.
+    def sampling_params(self, default_max_tokens: int) -> SamplingParams:
+        """The parameters of the answers.
 
         Args:
             default_max_tokens: Most tokens of the answer if the client does not say.
-            index: Which answer; each has a seed of its own.
 
         Raises:
             InvalidRequestError: A value is out of range.
@@ -220,10 +221,14 @@ class GenerationBody(Body):
             if "json_schema" in values:
                 raise APIError(400, "response_format and json_schema are both given: use one", param="json_schema")
             values["json_schema"] = self.schema_asked_for
-        if "seed" in values and index:
-            values["seed"] = (values["seed"] + index) % 2**63
         limit = self.answer_limit
-        return SamplingParams(max_tokens=default_max_tokens if limit is None else limit, **values)
+        return SamplingParams(
+            max_tokens=default_max_tokens if limit is None else limit,
+            n=self.num_answers,
+            logprobs=self.num_top,
+            prompt_logprobs=self.num_top if self.echoed else None,
+            **values,
+        )
 
 
 class TextPart(Body):
@@ -343,6 +348,22 @@ class CompletionBody(GenerationBody):
     def num_top(self) -> int | None:
         """See `GenerationBody`."""
         return self.logprobs
+
+    @property
+    def echoed(self) -> bool:
+        """See `GenerationBody`."""
+        return bool(self.echo)
+
+    def check(self) -> None:
+        """See `GenerationBody`."""
+        super().check()
+        if self.echo and self.stream and self.logprobs is not None:
+            raise APIError(
+                400,
+                "echo with logprobs is not supported in streams: leave one of them out",
+                param="echo",
+                code="unsupported_parameter",
+            )
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from parspec.decoding.task import CycleReport, TokenLogProb
+from parspec.decoding.logprobs import TokenLogProb
+from parspec.decoding.task import CycleReport
 from parspec.engine.outputs import RequestOutput
 from parspec.llm import Chunk
 from parspec.sampling.detokenize import REPLACEMENT
@@ -36,24 +37,19 @@ class Reply:
     return_token_ids: bool = False
     include_usage: bool = False
     id: str = field(init=False)
+    _written: dict[int, int] = field(default_factory=dict, init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         prefix = "chatcmpl" if self.chat else "cmpl"
         object.__setattr__(self, "id", f"{prefix}-{secrets.token_hex(12)}")
 
-    def whole(
-        self,
-        outputs: Sequence[RequestOutput],
-        echoes: Sequence[str],
-        scores: Sequence[Sequence[TokenLogProb]] | None = None,
-    ) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[RequestOutput], echoes: Sequence[str]) -> dict[str, Any]:
         """The answer in one piece.
 
         Args:
             outputs: Of each choice.
             echoes: Text put before each choice's own.
-            scores: Of each choice, log-probabilities of all tokens of prompt and answer but the first.
         """
         choices = []
         for index, (output, echo) in enumerate(zip(outputs, echoes, strict=True)):
@@ -67,44 +63,45 @@ class Reply:
                 }
             else:
                 choice["text"] = echo + output.text
-            if scores is not None:
-                prompt = output.prompt_token_ids
-                if self.chat:
-                    choice["logprobs"] = self._chat_log_probs(scores[index][len(prompt) - 1 :])
-                elif echo:
-                    choice["logprobs"] = self._text_log_probs(scores[index], prompt[0])
-                else:
-                    choice["logprobs"] = self._text_log_probs(scores[index][len(prompt) - 1 :])
+            if output.log_probs is not None:
+                echoed = output.prompt_log_probs if echo else None
+                choice["logprobs"] = self._log_probs(
+                    [*(echoed or []), *output.log_probs], None if echoed is None else output.prompt_token_ids[0]
+                )
             choices.append(choice | self._extras(output))
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage(outputs)}
+
+    def _log_probs(self, scores: Sequence[TokenLogProb], first: int | None = None, offset: int = 0) -> dict[str, Any]:
+        """Log-probabilities in the form the kind of completion has."""
+        return self._chat_log_probs(scores) if self.chat else self._text_log_probs(scores, first, offset)
 
     def _chat_log_probs(self, scores: Sequence[TokenLogProb]) -> dict[str, Any]:
         def entry(token_id: int, log_prob: float) -> dict[str, Any]:
             text = self.token_texts([token_id])[0]
             # A token that is a part of a character has bytes, but none that its text would tell.
             known = None if REPLACEMENT in text else list(text.encode())
-            return {"token": text, "logprob": log_prob, "bytes": known}
+            return {"token": text, "logprob": _number(log_prob), "bytes": known}
 
         content = [
             {**entry(one.token_id, one.log_prob), "top_logprobs": [entry(*pair) for pair in one.top]} for one in scores
         ]
         return {"content": content, "refusal": None}
 
-    def _text_log_probs(self, scores: Sequence[TokenLogProb], first: int | None = None) -> dict[str, Any]:
-        """The older form, in columns; ``first`` is a first token without a probability."""
+    def _text_log_probs(self, scores: Sequence[TokenLogProb], first: int | None, offset: int) -> dict[str, Any]:
+        """The older form, in columns; ``first`` is a first token without a probability, ``offset`` where it begins."""
         texts = self.token_texts([*([] if first is None else [first]), *(one.token_id for one in scores)])
         unknown = [] if first is None else [None]
         tops = []
         for one in scores:
             # As in the official API the token itself is always among them.
             pairs = [*one.top, (one.token_id, one.log_prob)]
-            tops.append({self.token_texts([token])[0]: value for token, value in pairs})
+            tops.append({self.token_texts([token])[0]: _number(value) for token, value in pairs})
         return {
             "tokens": texts,
-            "token_logprobs": [*unknown, *(one.log_prob for one in scores)],
+            "token_logprobs": [*unknown, *(_number(one.log_prob) for one in scores)],
             "top_logprobs": [*unknown, *tops],
-            "text_offset": list(accumulate((len(text) for text in texts[:-1]), initial=0)),
+            "text_offset": list(accumulate((len(text) for text in texts[:-1]), initial=offset)),
         }
 
     def opening(self, index: int, echo: str) -> dict[str, Any]:
@@ -114,16 +111,26 @@ class Reply:
 
     def pieces(self, index: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """The objects for a piece of a choice; at its end one more, without text, that says why it ends."""
-        base = {"index": index, "logprobs": None}
+        base: dict[str, Any] = {"index": index, "logprobs": None}
+        if chunk.log_probs:
+            written = self._written.get(index, 0)
+            base["logprobs"] = self._log_probs(chunk.log_probs, offset=written)
+            self._written[index] = written + sum(map(len, self.token_texts([s.token_id for s in chunk.log_probs])))
         ids = {"token_ids": chunk.token_ids} if self.return_token_ids else {}
         traced = [self._cycle(report) for report in chunk.cycles if report.trace is not None]
         population = {"population": traced} if traced else {}
-        if chunk.text or traced or (ids and chunk.token_ids):
+        if chunk.text or traced or chunk.log_probs or (ids and chunk.token_ids):
             yield self._piece({**base, **self._text(chunk.text), "finish_reason": None, **ids, **population})
         if chunk.output is not None:
             extras = {"posterior": posterior(chunk.output)} if self.return_posterior else {}
             yield self._piece(
-                {**base, **self._text("", end=True), "finish_reason": chunk.output.finish_reason, **extras}
+                {
+                    **base,
+                    "logprobs": None,
+                    **self._text("", end=True),
+                    "finish_reason": chunk.output.finish_reason,
+                    **extras,
+                }
             )
 
     def last(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -178,6 +185,11 @@ class Reply:
         }
 
 
+def _number(log_prob: float) -> float:
+    """A log-probability as JSON can hold it; the official API's own number for what is all but impossible."""
+    return max(log_prob, -9999.0)
+
+
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Tokens read and written; a prompt with several answers is read once for each, and so counted."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -196,6 +208,7 @@ def posterior(output: RequestOutput) -> dict[str, Any]:
                 "text": particle.text,
                 "token_ids": particle.token_ids,
                 "weight": particle.weight,
+                "log_prob": _number(particle.log_prob),
                 "finish_reason": particle.finish_reason,
             }
             for particle in population.particles

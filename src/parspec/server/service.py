@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from parspec._version import __version__
 from parspec.async_llm import AnswerStream, AsyncLLM
-from parspec.decoding.task import TokenLogProb
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.request import Request
 from parspec.errors import InvalidRequestError, QueueFullError
@@ -103,12 +102,7 @@ class Service:
             requests: list[Request] = []
             for prompt in prompts:
                 first = await self.llm.check(prompt, body.sampling_params(default_max_tokens))
-                first = replace(first, watched=body.watched)
-                requests.append(first)
-                for index in range(1, body.num_answers):
-                    sampling = body.sampling_params(default_max_tokens, index)
-                    other = await self.llm.run_blocking(self.llm.llm.engine.check, first.prompt, sampling)
-                    requests.append(replace(other, watched=body.watched))
+                requests += replace(first, watched=body.watched).runs()
             self.llm.check_room(len(clocks))  # others have come in meanwhile
             return Answers(self, [self.llm.open(request) for request in requests], clocks)
         except QueueFullError as error:
@@ -120,21 +114,6 @@ class Service:
         except BaseException:
             self._fail(clocks, "error")
             raise
-
-    async def score(self, outputs: Sequence[RequestOutput], num_top: int) -> list[list[TokenLogProb]]:
-        """Log-probabilities of all tokens of prompts and answers but the first, by one more pass over each text."""
-        engine = self.llm.llm.engine
-        texts = [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
-        streams = [self.llm.open(engine.check_score(text, num_top), admitted=True) for text in texts]
-        try:
-            found = []
-            for stream in streams:
-                scored = [chunk.output async for chunk in stream][-1]
-                found.append([] if scored is None or scored.log_probs is None else scored.log_probs)
-            return found
-        finally:
-            for stream in streams:
-                stream.close()
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests and wait until the open ones are answered, but not longer than so many seconds."""

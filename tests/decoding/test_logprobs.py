@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from parspec import LLM, InvalidRequestError
-from parspec.decoding.score import CHUNK
+from parspec import LLM, InvalidRequestError, SamplingParams
+from parspec.decoding.prefill import CHUNK
 from tests.support.models import Pair, tiny_pair
 
 __all__ = ["tiny_pair"]
@@ -35,3 +35,20 @@ def test_bad_texts_are_refused(tiny_pair: Pair) -> None:
             llm.score([{"prompt_token_ids": ids}])
     with pytest.raises(InvalidRequestError, match="num_top"):
         llm.score("Hello", num_top=-1)
+
+
+@pytest.mark.parametrize("method", ["smc", "speculative", "autoregressive"])
+def test_prompt_and_answer_together_are_the_scored_text(tiny_pair: Pair, method: str) -> None:
+    """Prompts longer than a chunk; what is read in pieces is continued as what is read at once."""
+    llm = LLM(str(tiny_pair.target), str(tiny_pair.draft), dtype="float32", method=method)
+    prompt = torch.randint(5, 200, (2 * CHUNK + 7,), generator=torch.Generator().manual_seed(1)).tolist()
+    plain = SamplingParams(max_tokens=12, seed=3, temperature=0.9)
+    asked = SamplingParams(max_tokens=12, seed=3, temperature=0.9, logprobs=2, prompt_logprobs=2)
+    output = llm.generate([{"prompt_token_ids": prompt}], asked)[0]
+    assert output.token_ids == llm.generate([{"prompt_token_ids": prompt}], plain)[0].token_ids
+    scored = llm.score([{"prompt_token_ids": prompt + output.token_ids}], num_top=2)[0]
+    recorded = [*output.prompt_log_probs, *output.log_probs]
+    assert [one.token_id for one in recorded] == [one.token_id for one in scored]
+    assert [one.log_prob for one in recorded] == pytest.approx([one.log_prob for one in scored], abs=1e-4)
+    chunks = list(llm.stream({"prompt_token_ids": prompt}, asked))
+    assert [one for chunk in chunks for one in chunk.log_probs] == output.log_probs
