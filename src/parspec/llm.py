@@ -253,36 +253,50 @@ class LLM:
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[RequestOutput]:
         """Answer one or many conversations, laid out by the target's chat template.
 
         Args:
             conversations: A list of messages, or a list of such lists.
             sampling_params: As for `generate`.
+            tools: See `chat_prompt`.
 
         Returns:
             One output a conversation, in their order.
         """
         single = not conversations or isinstance(conversations[0], Mapping)
         listed = [conversations] if single else conversations
-        return self.generate([self.chat_prompt(one) for one in listed], sampling_params)  # type: ignore[arg-type]
+        return self.generate([self.chat_prompt(one, tools) for one in listed], sampling_params)  # type: ignore[arg-type]
 
-    def chat_prompt(self, messages: Sequence[Message]) -> dict[str, list[int]]:
+    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, list[int]]:
         """Lay a conversation out by the target's chat template, ready for the assistant's next message.
 
+        Args:
+            messages: The conversation so far.
+            tools: Functions the model is to know of, as ``{"type": "function", "function": {"name": ..., ...}}``.
+
         Raises:
-            InvalidRequestError: There are no messages, they are malformed, or the model has no chat template.
+            InvalidRequestError: There are no messages, they are malformed, or the model has no chat template, or none
+                with a place for tools.
         """
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise InvalidRequestError(
                 f'model "{self.engine.target.name}" has no chat template: use generate with a plain prompt'
+            )
+        if tools and "tools" not in str(self.tokenizer.chat_template):
+            raise InvalidRequestError(
+                f'the chat template of "{self.engine.target.name}" has no place for tools: describe them in a message',
+                "tools",
             )
         if not messages or not all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages):
             raise InvalidRequestError(
                 'a conversation is a list of messages like {"role": "user", "content": "..."}, at least one'
             )
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # templates raise whatever their author chose
             raise InvalidRequestError(f"the chat template refused the conversation: {error}") from error
         # The template writes every special token itself; adding them again would double the beginning of text.

@@ -85,8 +85,6 @@ def test_wrong_values(server: Server, field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("prediction", {"type": "content", "content": "x"}),

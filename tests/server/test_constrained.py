@@ -70,7 +70,7 @@ def test_other_constraints(server: Server) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with"),
-        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema", "both given"),
+        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema", "use one of them"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "both given"),
         ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop", "contradicts"),
         ({"json_schema": {"type": "nope"}}, "json_schema", "cannot be used"),

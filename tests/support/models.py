@@ -10,7 +10,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from tests.support.tokenizers import IM_END, IM_START, byte_bpe_tokenizer
 
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
     "{% for message in messages %}" + IM_START + "{{ message.role }}\n{{ message.content }}" + IM_END + "\n"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}" + IM_START + "assistant\n{% endif %}"
 )
 

@@ -48,7 +48,9 @@ def speculative(task: Task) -> Decoding:
         # The block's own rows: of the chain that was accepted, up to the end.
         added = torch.tensor([new], device=device)
         log_prob += float(log_p[chain : chain + 1, : len(new)].gather(-1, added[..., None]).sum())
-        entries = task.entries(logits[chain : chain + 1, : len(new)], added, torch.tensor([tokens + new[:-1]], dtype=torch.int64))
+        entries = task.entries(
+            logits[chain : chain + 1, : len(new)], added, torch.tensor([tokens + new[:-1]], dtype=torch.int64)
+        )
         log_probs = None if entries is None else entries.row(0, new)
         recorded += log_probs or []
         tokens.extend(new)

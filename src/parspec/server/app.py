@@ -131,7 +131,7 @@ def _openai_routes(service: Service) -> APIRouter:
         body.check()
         service.check_model(body.model)
         messages = [message.as_template_input() for message in body.messages]
-        prompt = await service.llm.run_blocking(service.llm.llm.chat_prompt, messages)
+        prompt = await service.llm.run_blocking(service.llm.llm.chat_prompt, messages, body.template_tools)
         answers = await service.take(body, [prompt], service.config.max_tokens)
         return await _respond(service, request, body, answers, None)
 
@@ -168,6 +168,7 @@ async def _respond(
         token_texts=service.token_texts,
         return_posterior=bool(body.return_posterior),
         return_token_ids=bool(body.return_token_ids),
+        tool_use=body.tool_use if isinstance(body, ChatBody) else None,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
     texts = [""] * answers.count if echoes is None else list(echoes)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from parspec.sampling.params import CONSTRAINT_MODES, LOGPROBS_MODES, METHOD_NAMES, SELECTIONS, SamplingParams
 from parspec.server.errors import APIError
+from parspec.server.tools import ToolUse
 from parspec.smc.resampling import SCHEMES
 
 _SAMPLING_FIELDS = (
@@ -61,8 +62,6 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -219,7 +218,11 @@ class GenerationBody(Body):
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         if self.schema_asked_for is not None:
             if "json_schema" in values:
-                raise APIError(400, "response_format and json_schema are both given: use one", param="json_schema")
+                raise APIError(
+                    400,
+                    "json_schema is given beside response_format or tool_choice: use one of them",
+                    param="json_schema",
+                )
             values["json_schema"] = self.schema_asked_for
         limit = self.answer_limit
         return SamplingParams(
@@ -238,25 +241,101 @@ class TextPart(Body):
     text: str
 
 
+class Function(Body):
+    """A function the client offers; its arguments always fit the schema, whatever ``strict`` says."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool: only functions are known."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """Which function."""
+
+    name: str
+
+
+class ToolChoice(Body):
+    """That a certain function is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class WrittenFunction(Body):
+    """Of an earlier call: the arguments are JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: WrittenFunction
+
+    def as_template_input(self) -> dict[str, Any]:
+        """The call as chat templates take it: with its arguments as an object.
+
+        Raises:
+            APIError: The arguments are not JSON.
+        """
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except ValueError as error:
+            raise APIError(
+                400, f"the arguments of tool call {self.id} are not JSON: {error}", param="messages"
+            ) from error
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
 class Message(Body):
     """A message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
     # An earlier answer sent back as it came has these, empty.
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
-    def as_template_input(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_parts(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError('tool_calls go with role "assistant"')
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError('tool_call_id goes with role "tool", and role "tool" needs it')
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing")
+        return self
+
+    def as_template_input(self) -> dict[str, Any]:
         """The message as chat templates take it: the text in one piece, and only roles templates know."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_template_input() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class NamedSchema(Body):
@@ -299,8 +378,8 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
 
@@ -315,8 +394,33 @@ class ChatBody(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def template_tools(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them; none if the model must not know of them."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """How the tools may be used; None without any."""
+        functions = [tool["function"] for tool in self.template_tools]
+        if not functions:
+            return None
+        named = isinstance(self.tool_choice, ToolChoice)
+        if isinstance(self.tool_choice, ToolChoice):
+            functions = [one for one in functions if one["name"] == self.tool_choice.function.name]
+        return ToolUse(functions, named or self.tool_choice == "required", named, self.parallel_tool_calls is not False)
+
+    @property
     def schema_asked_for(self) -> dict[str, Any] | None:
         """See `GenerationBody`."""
+        tool_use = self.tool_use
+        if tool_use is not None and tool_use.forced:
+            if self.response_format is not None and self.response_format.type != "text":
+                raise APIError(
+                    400, "response_format contradicts tool_choice, which asks for a call", param="response_format"
+                )
+            return tool_use.schema()
         if self.response_format is None or self.response_format.type == "text":
             return None
         named = self.response_format.json_schema
@@ -325,6 +429,13 @@ class ChatBody(GenerationBody):
     def check(self) -> None:
         """See `GenerationBody`."""
         super().check()
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            raise APIError(400, "two tools have the same name: give each its own", param="tools")
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise APIError(400, "tool_choice needs tools: give some, or leave it out", param="tool_choice")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise APIError(400, f"tool_choice names none of the tools: use {', '.join(names)}", param="tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs: set it to true, or leave both out", param="top_logprobs")
 

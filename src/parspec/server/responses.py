@@ -13,6 +13,7 @@ from parspec.decoding.task import CycleReport
 from parspec.engine.outputs import RequestOutput
 from parspec.llm import Chunk
 from parspec.sampling.detokenize import REPLACEMENT
+from parspec.server.tools import ToolUse
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Reply:
         token_texts: Gives each token's text, for watched cycles.
         return_posterior: Whether the last object shows all particles.
         return_token_ids: Whether token ids are given beside the text.
+        tool_use: How the client's tools may be used, if it has any.
         include_usage: Whether a stream ends with the usage.
     """
 
@@ -35,9 +37,11 @@ class Reply:
     token_texts: Callable[[Sequence[int]], list[str]]
     return_posterior: bool = False
     return_token_ids: bool = False
+    tool_use: ToolUse | None = None
     include_usage: bool = False
     id: str = field(init=False)
     _written: dict[int, int] = field(default_factory=dict, init=False)
+    _texts: dict[int, str] = field(default_factory=dict, init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -53,14 +57,11 @@ class Reply:
         """
         choices = []
         for index, (output, echo) in enumerate(zip(outputs, echoes, strict=True)):
-            choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": output.finish_reason}
+            content, calls, reason = self._parts(output)
+            choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
             if self.chat:
-                choice["message"] = {
-                    "role": "assistant",
-                    "content": output.text,
-                    "refusal": None,
-                    "annotations": [],
-                }
+                message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+                choice["message"] = message | ({"content": content or None, "tool_calls": calls} if calls else {})
             else:
                 choice["text"] = echo + output.text
             if output.log_probs is not None:
@@ -119,19 +120,41 @@ class Reply:
         ids = {"token_ids": chunk.token_ids} if self.return_token_ids else {}
         traced = [self._cycle(report) for report in chunk.cycles if report.trace is not None]
         population = {"population": traced} if traced else {}
-        if chunk.text or traced or chunk.log_probs or (ids and chunk.token_ids):
-            yield self._piece({**base, **self._text(chunk.text), "finish_reason": None, **ids, **population})
+        text = self._shown(index, chunk)
+        if text or traced or chunk.log_probs or (ids and chunk.token_ids):
+            yield self._piece({**base, **self._text(text), "finish_reason": None, **ids, **population})
         if chunk.output is not None:
+            _, calls, reason = self._parts(chunk.output)
+            if calls:
+                delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
+                yield self._piece({"index": index, "logprobs": None, "delta": delta, "finish_reason": None})
             extras = {"posterior": posterior(chunk.output)} if self.return_posterior else {}
             yield self._piece(
                 {
                     **base,
                     "logprobs": None,
                     **self._text("", end=True),
-                    "finish_reason": chunk.output.finish_reason,
+                    "finish_reason": reason,
                     **extras,
                 }
             )
+
+    def _parts(self, output: RequestOutput) -> tuple[str, list[dict[str, Any]], str]:
+        """The text of an answer, the tool calls in it, and why it ended."""
+        if self.tool_use is None:
+            return output.text, [], output.finish_reason
+        content, calls = self.tool_use.split(output.text)
+        return content, calls, self.tool_use.finish_reason(output.finish_reason, calls)
+
+    def _shown(self, index: int, chunk: Chunk) -> str:
+        """What of a piece is text for the reader; what may be a tool call is held back until the end."""
+        if self.tool_use is None:
+            return chunk.text
+        before = self._texts.get(index, "")
+        text = self._texts[index] = before + chunk.text
+        if chunk.output is None:
+            return text[self.tool_use.shown(before) : self.tool_use.shown(text)]
+        return self._parts(chunk.output)[0][self.tool_use.shown(before) :]
 
     def last(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The piece with the usage, which has no choices."""
