@@ -74,6 +74,9 @@ OWN: list[Record] = [
     generation("smc", "writing", 18.0, 4, 8),
     {**generation("smc", "-", 10.0, 8, 8), "kind": "cycle", "prompt_tokens": 100},
     {**generation("smc", "-", 8.0, 8, 8), "kind": "cycle", "prompt_tokens": 2000},
+    {**generation("smc", "-", 10.0, 4, 8), "kind": "structured", "constrained": False},
+    {**generation("smc", "-", 9.0, 4, 8), "kind": "structured", "constrained": True},
+    {**generation("speculative", "-", 5.0, 1, 5), "kind": "structured", "constrained": True},
     throughput("auto", 1, 12.0),
     throughput("auto", 8, 36.0),
     {"kind": "start", "seconds": 9.0},
@@ -104,6 +107,7 @@ def test_every_ratio() -> None:
             "overhead_share": 0.02,
             "long_prompt_cycle": 1.25,
             "cache_n16_vs_n1": 1.3,
+            "json_vs_free": 0.9,
             "throughput_8_vs_1": 3.0,
             "shape_smc_vs_ar": None,
         }
@@ -163,5 +167,7 @@ def test_tables_on_a_terminal() -> None:
 
 def test_a_spec_survives_the_way_to_its_process() -> None:
     settings = (Setting("smc", 4, 8), Setting("auto"))
-    spec = OwnSpec("a", "b", False, None, "int8", (("coding", "text"),), settings, 8, 0.7, 2, (1, 8), False, None)
+    spec = OwnSpec(
+        "a", "b", False, None, "int8", (("coding", "text"),), settings, 8, 0.7, 2, (1, 8), False, False, None
+    )
     assert OwnSpec.from_json(spec.to_json()) == spec

@@ -27,8 +27,9 @@ def test_the_whole_command(endless_pair: Pair, tmp_path: Path, capsys: pytest.Ca
     arguments += ["--peers", "none", "--json", str(tmp_path / "speed.json"), "--markdown", str(page)]
     assert main(arguments) == 0
     found = json.loads((tmp_path / "speed.json").read_text())
-    peers = {"smc_vs_transformers", "smc_vs_assisted", "smc_vs_best_peer", "shape_smc_vs_ar"}
-    assert {name for name, value in found["ratios"].items() if value is None} == peers
+    absent = {"smc_vs_transformers", "smc_vs_assisted", "smc_vs_best_peer", "shape_smc_vs_ar"}
+    absent.add("json_vs_free")  # its answers have no end, so no schema can be followed
+    assert {name for name, value in found["ratios"].items() if value is None} == absent
     assert found["ratios"].keys() == TARGETS.keys()
     labels = {record["label"] for record in found["own"] if record["kind"] == "generation"}
     assert labels == {"autoregressive", "speculative K=4", "smc N=4 K=4", "auto"}

@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(params: dict[str, Any], mess
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(("tokenizer", "eos"), [(None, [EOS]), (TOKENIZER, [])])
+@pytest.mark.parametrize(("tokenizer", "eos"), [(None, [EOS]), (TOKENIZER, []), (TOKENIZER, [VOCAB - 1])])
 def test_a_model_that_cannot_be_constrained(tokenizer: Any, eos: list[int]) -> None:
     with pytest.raises(InvalidRequestError, match="regex needs a model with a fast tokenizer and an end-of-text token"):
         Constraint(SamplingParams(regex="a"), eos, tokenizer, VOCAB)

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from parspec.bench.peers.measure import record_stream
+from parspec.bench.prompts import STRUCTURED_PROMPT, STRUCTURED_SCHEMA
 from parspec.bench.records import OwnSpec, Record, Setting
 from parspec.bench.shapes import shaped_pair
 from parspec.bench.timed import Clock, TimedModel
 from parspec.engine.engine import Engine
 from parspec.engine.outputs import RequestOutput
 from parspec.engine.reservation import Reservation
+from parspec.errors import InvalidRequestError
 from parspec.llm import LLM
 from parspec.models.cache import GroupCache
 from parspec.models.interface import Forward
@@ -40,14 +43,22 @@ class Bench:
         engine: Both models; they are wrapped to be timed.
         prompts: Task and token ids.
         spec: What to measure.
+        structured: Token ids of the prompt whose answer has a form, if that is to be measured.
     """
 
-    def __init__(self, engine: Engine, prompts: Sequence[tuple[str, list[int]]], spec: OwnSpec) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[tuple[str, list[int]]],
+        spec: OwnSpec,
+        structured: list[int] | None = None,
+    ) -> None:
         assert engine.draft is not None
         self.target, self.draft = TimedModel(engine.target.model), TimedModel(engine.draft.model)
         engine.target = replace(engine.target, model=self.target)
         engine.draft = replace(engine.draft, model=self.draft)
         self.engine, self.prompts, self.spec = engine, prompts, spec
+        self.structured_prompt = structured
 
     def records(self) -> Iterator[Record]:
         """Everything asked for, in turn."""
@@ -56,6 +67,8 @@ class Bench:
         yield from self.generations()
         if self.spec.long_prompt:
             yield from self.cycles()
+        if self.structured_prompt is not None:
+            yield from self.structured(self.structured_prompt)
         for count in self.spec.requests:
             yield from self.throughput(count)
 
@@ -123,6 +136,29 @@ class Bench:
             seconds, outputs, clocks = self._run([prompt], setting, 9 * 4, 0)
             yield {"kind": "cycle", "prompt_tokens": length, **_measured(seconds, outputs, *clocks)}
 
+    def structured(self, prompt: list[int]) -> Iterator[Record]:
+        """One prompt that asks for JSON, with a schema and without; answers end where they end.
+
+        Nothing, if the model cannot follow a schema.
+        """
+        try:
+            self.engine.check(prompt, SamplingParams(json_schema=STRUCTURED_SCHEMA))
+        except InvalidRequestError:
+            return
+        for repeat in range(self.spec.repeats):
+            for setting in _one_a_method(self.spec.settings):
+                for schema in (None, STRUCTURED_SCHEMA):
+                    form = {"ignore_eos": False, "json_schema": schema}
+                    seconds, outputs, clocks = self._run([prompt], setting, self.spec.max_tokens, repeat, **form)
+                    yield {
+                        "kind": "structured",
+                        "label": setting.label,
+                        **asdict(setting),
+                        "constrained": schema is not None,
+                        "repeat": repeat,
+                        **_measured(seconds, outputs, *clocks),
+                    }
+
     def cache(self) -> Iterator[Record]:
         """Bytes reserved for the caches of one request, by number of particles."""
         for particles in (1, 16):
@@ -131,7 +167,7 @@ class Bench:
             yield {"kind": "cache", "num_particles": particles, "bytes": sizes.cache_bytes}
 
     def _run(
-        self, prompts: Sequence[list[int]], setting: Setting, max_tokens: int, seed: int
+        self, prompts: Sequence[list[int]], setting: Setting, max_tokens: int, seed: int, **changes: Any
     ) -> tuple[float, list[RequestOutput], tuple[Clock, Clock]]:
         """Answer prompts at once; seconds in all, outputs, and the clocks of target and draft."""
         self.target.clock, self.draft.clock = Clock(), Clock()
@@ -139,9 +175,8 @@ class Bench:
         sampling = SamplingParams(
             temperature=self.spec.temperature,
             max_tokens=max_tokens,
-            ignore_eos=True,
             seed=seed,
-            **setting.sampling(),
+            **{"ignore_eos": True, **setting.sampling(), **changes},
         )
         start = time.perf_counter()
         for prompt in prompts:
@@ -191,12 +226,12 @@ def _median_seconds(run: Callable[[], None]) -> float:
     return median(seconds)
 
 
-def _load(spec: OwnSpec) -> tuple[Engine, list[tuple[str, list[int]]]]:
+def _load(spec: OwnSpec) -> tuple[Engine, list[tuple[str, list[int]]], list[int] | None]:
     if spec.shape:
         target, draft = shaped_pair(spec.target, spec.draft, spec.quantization, spec.draft_quantization)
         generator = torch.Generator().manual_seed(0)
         prompt = torch.randint(1000, (_SHAPE_PROMPT,), generator=generator).tolist()
-        return Engine(target, draft, MethodParams(), 4 * 1024**3), [("shape only", prompt)]
+        return Engine(target, draft, MethodParams(), 4 * 1024**3), [("shape only", prompt)], None
     llm = LLM(
         spec.target,
         spec.draft,
@@ -204,7 +239,8 @@ def _load(spec: OwnSpec) -> tuple[Engine, list[tuple[str, list[int]]]]:
         draft_quantization=spec.draft_quantization,
         cache_dir=None if spec.cache_dir is None else Path(spec.cache_dir),
     )
-    return llm.engine, [(task, _prompt_ids(llm, text)) for task, text in spec.prompts]
+    structured = _prompt_ids(llm, STRUCTURED_PROMPT) if spec.structured else None
+    return llm.engine, [(task, _prompt_ids(llm, text)) for task, text in spec.prompts], structured
 
 
 def _prompt_ids(llm: LLM, text: str) -> list[int]:
@@ -232,11 +268,11 @@ def main() -> None:
     output = record_stream()
     spec = OwnSpec.from_json(sys.stdin.readline())
     start = time.perf_counter()
-    engine, prompts = _load(spec)
+    engine, prompts, structured = _load(spec)
     loaded = {"kind": "load", "seconds": time.perf_counter() - start, **_describe(engine)}
     loaded["prompts"] = [{"task": task, "token_ids": ids} for task, ids in prompts]
     print(json.dumps(loaded), file=output, flush=True)
-    for record in Bench(engine, prompts, spec).records():
+    for record in Bench(engine, prompts, spec, structured).records():
         print(json.dumps(record), file=output, flush=True)
 
 

@@ -10,6 +10,30 @@ from parspec.errors import InvalidRequestError
 TASKS = ("coding", "writing")
 """What the target ratios are about: text that is easy to draft, and text that is not."""
 
+STRUCTURED_PROMPT = (
+    "Invent six people for a test database. Answer with a JSON array of objects with the keys name, age, city, "
+    "email and skills (a list of three words)."
+)
+"""An answer with a form: measured with and without a schema that demands it."""
+_PERSON = {
+    "name": {"type": "string", "maxLength": 40},
+    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "city": {"type": "string", "maxLength": 40},
+    "email": {"type": "string", "maxLength": 60},
+    "skills": {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 3, "maxItems": 3},
+}
+STRUCTURED_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": _PERSON,
+        "required": list(_PERSON),
+        "additionalProperties": False,
+    },
+    "minItems": 6,
+    "maxItems": 6,
+}
+
 _OWN = {
     "coding": [
         "Write a Python function that merges overlapping intervals, with a docstring and three tests.",

@@ -23,6 +23,7 @@ TARGETS: dict[str, tuple[str, float]] = {
     "overhead_share": ("<=", 0.03),
     "long_prompt_cycle": ("<=", 1.25),
     "cache_n16_vs_n1": ("<=", 1.4),
+    "json_vs_free": (">=", 0.85),
     "throughput_8_vs_1": (">=", 2.5),
     "shape_smc_vs_ar": (">=", 5.2),
 }
@@ -107,6 +108,7 @@ def ratios(results: Results) -> dict[str, float | None]:
         "overhead_share": _overhead_share,
         "long_prompt_cycle": _long_prompt_cycle,
         "cache_n16_vs_n1": _cache,
+        "json_vs_free": lambda r: _json_vs_free(r.own),
         "throughput_8_vs_1": _throughput,
         "shape_smc_vs_ar": lambda r: _quotient(
             _best(r.shape, "shape only", "smc"), _best(r.shape, "shape only", "autoregressive")
@@ -207,6 +209,24 @@ def _long_prompt_cycle(results: Results) -> float | None:
 def _cache(results: Results) -> float | None:
     found = {r["num_particles"]: float(r["bytes"]) for r in of_kind(results.own, "cache")}
     return _quotient(found.get(16), found.get(1))
+
+
+def writing_speeds(records: list[Record]) -> dict[tuple[str, bool], Spread]:
+    """Tokens per second, prompts aside, by label and whether a JSON schema had to be followed."""
+    found: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for r in of_kind(records, "structured"):
+        found[r["label"], r["constrained"]].append(max(1, r["num_tokens"] - 1) / (r["seconds"] - r["prefill_seconds"]))
+    return {key: _spread(values) for key, values in found.items()}
+
+
+def _json_vs_free(records: list[Record]) -> float | None:
+    """Speed of SMC under a JSON schema against the same prompt without."""
+    labels = {r["label"] for r in of_kind(records, "structured") if r["method"] == "smc"}
+    found = {key: spread.median for key, spread in writing_speeds(records).items() if key[0] in labels}
+    return _quotient(
+        max((s for (_, constrained), s in found.items() if constrained), default=None),
+        max((s for (_, constrained), s in found.items() if not constrained), default=None),
+    )
 
 
 def _throughput(results: Results) -> float | None:

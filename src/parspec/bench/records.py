@@ -53,6 +53,7 @@ class OwnSpec:
         repeats: How often everything is run.
         requests: Numbers of requests at once to measure throughput at; empty for none.
         long_prompt: Whether to compare cycles behind a long and a short prompt.
+        structured: Whether to compare answers under a JSON schema with free ones.
         cache_dir: Where models are kept; None for the user's cache folder.
     """
 
@@ -68,6 +69,7 @@ class OwnSpec:
     repeats: int
     requests: tuple[int, ...]
     long_prompt: bool
+    structured: bool
     cache_dir: str | None
 
     def to_json(self) -> str:
@@ -85,4 +87,4 @@ class OwnSpec:
 
 
 Record = dict[str, Any]
-"""A line: its ``kind`` (load, step, generation, throughput, cycle, cache) and what that kind measures."""
+"""A line: its ``kind`` (load, step, generation, throughput, cycle, structured, cache) and what that kind measures."""

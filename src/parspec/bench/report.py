@@ -12,7 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from parspec.bench.peers import PeerAbsent, PeerRun
-from parspec.bench.ratios import TARGETS, Results, Spread, cycle_seconds, of_kind, peer_speeds, ratios, reached, speeds
+from parspec.bench.ratios import (
+    TARGETS,
+    Results,
+    Spread,
+    cycle_seconds,
+    of_kind,
+    peer_speeds,
+    ratios,
+    reached,
+    speeds,
+    writing_speeds,
+)
 from parspec.bench.records import Record
 
 _SHAPE_NOTE = "shape only: speed, not text"
@@ -100,7 +111,7 @@ def tables(results: Results) -> list[TableData]:
         (results.shape, _SHAPE_NOTE),
     ):
         found += [_generations(records, what), _steps(records, what, results), _phases(records, what)]
-    found += [_throughput(results.own), _peers(results), _absent(results)]
+    found += [_structured(results.own), _throughput(results.own), _peers(results), _absent(results)]
     return [table for table in found if table[2]]
 
 
@@ -182,6 +193,14 @@ def _phases(records: list[Record], what: str) -> TableData:
         whole = sum(parts.values())
         rows.append([label, f"{whole * 1e3:.0f}", *(f"{part / whole:.1%}" for part in parts.values())])
     return f"A cycle by phase ({what})", ["parspec", "ms", "draft", "target", "rest"], rows
+
+
+def _structured(records: list[Record]) -> TableData:
+    rows = [
+        [f"{label}, {'JSON schema' if constrained else 'free'}", *_show(spread)]
+        for (label, constrained), spread in writing_speeds(records).items()
+    ]
+    return "A prompt for JSON, prompts aside", ["parspec", "tokens/s", "lowest", "highest"], rows
 
 
 def _throughput(records: list[Record]) -> TableData:

@@ -103,6 +103,7 @@ def _own_spec(plan: SpeedPlan, target: str, draft: str, quantization: str | None
         repeats=plan.repeats,
         requests=plan.requests if stored else (),
         long_prompt=stored,
+        structured=stored,
         cache_dir=None if plan.cache_dir is None else str(plan.cache_dir),
     )
 
@@ -124,6 +125,7 @@ def _run_shape(plan: SpeedPlan, say: Say) -> list[Record]:
         repeats=max(2, plan.repeats),
         requests=(),
         long_prompt=False,
+        structured=False,
         cache_dir=None,
     )
     return _run_own(spec, say, f"shapes {target} and {draft}, random weights: speed, not text")
@@ -167,6 +169,8 @@ def _progress(record: Record) -> str:
     rate = f"{record['num_tokens'] / record['seconds']:.2f} tokens/s"
     if kind == "generation":
         return f"{record['task']} {record['prompt']}, {record['label']}: {rate}"
+    if kind == "structured":
+        return f"{record['label']}, {'JSON schema' if record['constrained'] else 'the same, free'}: {rate}"
     if kind == "throughput":
         return f"{record['requests']} at once, {record['label']}: {rate}"
     return f"prompt of {record['prompt_tokens']}: {rate}"

@@ -66,6 +66,8 @@ class Constraint:
         vocab_size: int,
     ) -> None:
         name = next(name for name in CONSTRAINTS if getattr(params, name) is not None)
+        # Models with more rows than their tokenizer has tokens may name an end that no text has.
+        eos_ids = [index for index in eos_ids if tokenizer is not None and index < len(tokenizer)]
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not eos_ids:
             raise InvalidRequestError(
                 f"{name} needs a model with a fast tokenizer and an end-of-text token: use logits_processors", name
