@@ -163,3 +163,23 @@ def test_chat_keeps_the_conversation(cli: Cli, tiny_pair: Pair) -> None:
     assert talk("Hello", "", "/reset", "Hello") == once + once
     assert talk("Hello", "Hello") != once + once
     assert talk("Hello", "Hello").startswith(once)
+
+
+def test_constraints_from_the_command_line(generate: Cli, tmp_path: Path) -> None:
+    assert generate("Hello", "--regex", "[0-9]{3}").out.strip().isdigit()
+    assert generate("Hello", "--choice", "yes", "--choice", "no").out.strip() in ("yes", "no")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [12, 34]}')
+    options = ["--method", "smc", "--constraint-mode", "global"]
+    for given in (schema, schema.read_text()):
+        assert json.loads(generate("Hello", "--json-schema", given, *options).out) in (12, 34)
+    missing = generate("Hello", "--json-schema", tmp_path / "none.json")
+    assert missing.status == 2
+    assert "none.json cannot be read" in missing.err
+
+
+def test_votes_from_the_command_line(generate: Cli) -> None:
+    assert generate("Hello", "--select", "vote", "--vote", "[a-z]", "--power", 2).status == 0
+    refused = generate("Hello", "--select", "vote")
+    assert refused.status == 2
+    assert "needs vote" in refused.err

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from parspec.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from parspec.sampling.params import SamplingParams
 
@@ -119,6 +121,13 @@ class MethodOptions:
             metavar="TOKENS",
         ),
     ] = None
+    select: Annotated[
+        str | None,
+        _method(
+            "The particle that is the answer: sample (by weight), best (the heaviest) or vote. Default sample.",
+            metavar="NAME",
+        ),
+    ] = None
 
     def params(self) -> "SamplingParams":
         """The options given, checked.
@@ -131,6 +140,11 @@ class MethodOptions:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.commit_lag is not None:
             values["commit_lag"] = _commit_lag(self.commit_lag)
+        if (schema := values.get("json_schema")) is not None and (file := Path(schema)).suffix == ".json":
+            try:
+                values["json_schema"] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidRequestError(f"json_schema: {file} cannot be read: {error}", "json_schema") from error
         return SamplingParams(**{name: value for name, value in values.items() if value not in (None, [])})
 
 
@@ -163,6 +177,31 @@ class RequestOptions(MethodOptions):
     frequency_penalty: Annotated[
         float | None,
         _sampling("Subtracted once for each time a token is in the answer so far. Default 0.", metavar="NUMBER"),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        _sampling("The answer is JSON of this schema: a file, or the schema itself.", metavar="SCHEMA"),
+    ] = None
+    regex: Annotated[
+        str | None, _sampling("The answer as a whole matches this regular expression.", metavar="PATTERN")
+    ] = None
+    choice: Annotated[
+        list[str] | None, _sampling("The answer is one of these texts; to be repeated.", metavar="TEXT")
+    ] = None
+    constraint_mode: Annotated[
+        str | None,
+        _sampling(
+            "local masks token by token; global (smc) keeps the model's distribution over valid texts. Default local.",
+            metavar="MODE",
+        ),
+    ] = None
+    power: Annotated[
+        float | None,
+        _sampling("Sample whole answers from this power of the distribution (smc). Default 1.", metavar="NUMBER"),
+    ] = None
+    vote: Annotated[
+        str | None,
+        _sampling("With --select vote: the pattern whose last match in an answer is counted.", metavar="PATTERN"),
     ] = None
     max_tokens: Annotated[int | None, _sampling("Most tokens of an answer. Default 256.", metavar="COUNT")] = None
     stop: Annotated[
