@@ -3,17 +3,13 @@
 import gc
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from parspec import LLM, SamplingParams
-from parspec.models.locate import locate
+from tests.real.greedy import Greedy, flips, generate, lay_out, load_target
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 TOKENS = 64
-NEAR_TIE = 1e-2
-"""A different order of the same sums moves a float32 logit by up to 1e-3 here; two tokens closer than this may swap."""
 PROMPTS = [
     "Write a Python function that returns the n-th Fibonacci number.",
     "Explain in two sentences what a hash map is.",
@@ -25,36 +21,13 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def chat_prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(locate("qwen2.5-coder-1.5b"))
-    return [
-        tokenizer(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            ),
-            add_special_tokens=False,
-        )["input_ids"]
-        for text in PROMPTS
-    ]
+    return lay_out(PROMPTS)
 
 
 @pytest.fixture(scope="module")
-def reference(chat_prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
-    """What ``generate`` says: the tokens, and the gap between the two largest logits at each."""
-    torch.set_num_threads(2)
-    folder = locate("qwen2.5-coder-1.5b")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    answers = []
-    for prompt in chat_prompts:
-        result = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=TOKENS,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        gaps = [float(top[0, 0] - top[0, 1]) for top in (step.topk(2).values for step in result.logits)]
-        answers.append((result.sequences[0, len(prompt) :].tolist(), gaps))
+def reference(chat_prompts: list[list[int]]) -> list[Greedy]:
+    model = load_target()
+    answers = [generate(model, prompt, TOKENS) for prompt in chat_prompts]
     del model
     gc.collect()
     return answers
@@ -73,17 +46,9 @@ def test_greedy_equals_transformers(llm, chat_prompts, reference, measured, meth
         temperature=0, max_tokens=TOKENS, method=method, num_particles=particles, num_draft_tokens=6
     )
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in chat_prompts], sampling)
-    flips = 0
-    for output, (expected, gaps) in zip(outputs, reference, strict=True):
-        actual = output.token_ids
-        first = next((i for i, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b), None)
-        if first is None:
-            assert len(actual) == len(expected)
-        else:
-            assert gaps[first] < NEAR_TIE, f"token {first} differs where the two best are {gaps[first]:.4f} apart"
-            flips += 1
+    count = sum(flips(output.token_ids, expected, method) for output, expected in zip(outputs, reference, strict=True))
     cycles = sum(output.metrics.tokens_per_cycle for output in outputs) / len(outputs)
-    measured(f"greedy {method}, N={particles}: {flips} near-tie flips in 5 answers, {cycles:.1f} tokens a cycle")
+    measured(f"greedy {method}, N={particles}: {count} near-tie flips in 5 answers, {cycles:.1f} tokens a cycle")
 
 
 def test_streamed_text_is_the_answer(llm, chat_prompts) -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from parspec import LLM, SamplingParams
 from parspec.models.locate import locate
+from tests.real.greedy import TARGET, Greedy, flips, generate, lay_out, load_target
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 TOKENS = 32
-NEAR_TIE = 1e-2
 PROMPTS = ["Write a Python function that adds the numbers of a list.", "Answer with one word: what is 2 + 2?"]
 
 
@@ -71,41 +71,26 @@ def cases(tokenizer: Any) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(locate("qwen2.5-coder-1.5b"))
+    return AutoTokenizer.from_pretrained(locate(TARGET))
 
 
 @pytest.fixture(scope="module")
-def prompts(tokenizer: Any) -> list[list[int]]:
-    texts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in PROMPTS
-    ]
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+def prompts() -> list[list[int]]:
+    return lay_out(PROMPTS)
 
 
 @pytest.fixture(scope="module")
-def reference(tokenizer: Any, prompts: list[list[int]]) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """What ``generate`` says for every case and prompt: tokens, and how far apart the two best were."""
-    torch.set_num_threads(2)
-    model = AutoModelForCausalLM.from_pretrained(locate("qwen2.5-coder-1.5b"), dtype=torch.float32)
-    answers: dict[str, list[tuple[list[int], list[float]]]] = {}
+def reference(tokenizer: Any, prompts: list[list[int]]) -> dict[str, list[Greedy]]:
+    """What ``generate`` says for every case and prompt."""
+    model = load_target()
+    answers: dict[str, list[Greedy]] = {}
     for name, (_, options) in cases(tokenizer).items():
         answers[name] = []
         for prompt in prompts:
             given = dict(options)
             if change := given.pop("change", None):
                 given["logits_processor"] = LogitsProcessorList([OnAnswer(change, len(prompt))])
-            result = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                do_sample=False,
-                max_new_tokens=TOKENS,
-                output_scores=True,
-                return_dict_in_generate=True,
-                **given,
-            )
-            gaps = [float(top[0, 0] - top[0, 1]) for top in (step.topk(2).values for step in result.scores)]
-            answers[name].append((result.sequences[0, len(prompt) :].tolist(), gaps))
+            answers[name].append(generate(model, prompt, TOKENS, **given))
     del model
     gc.collect()
     return answers
@@ -132,16 +117,11 @@ def test_greedy_equals_transformers(llm, tokenizer, prompts, reference, measured
             ],
         )
     )
-    flips, answers = 0, set()
+    count, answers = 0, set()
     for name in asked:
-        for expected, gaps in reference[name]:
+        for expected in reference[name]:
             actual = next(outputs).token_ids
             answers.add(tuple(actual))
-            first = next((i for i, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b), None)
-            if first is None:
-                assert len(actual) == len(expected), name
-            else:
-                assert gaps[first] < NEAR_TIE, f"{name}: token {first} differs, the two best {gaps[first]:.4f} apart"
-                flips += 1
-    measured(f"{method}: {len(asked)} parameters, {flips} near-tie flips, {len(answers)} different answers")
+            count += flips(actual, expected, name)
+    measured(f"{method}: {len(asked)} parameters, {count} near-tie flips, {len(answers)} different answers")
     assert len(answers) > len(asked), "the parameters change something"
