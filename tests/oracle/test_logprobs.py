@@ -39,6 +39,18 @@ def check(recorded: list[TokenLogProb], answer: list[int], rows: list[torch.Tens
         assert [value for _, value in one.top] == pytest.approx([value for _, value in top], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_more_alternatives_than_tokens(name: str) -> None:
+    engine = Engine(loaded(TARGET), loaded(DRAFT), MethodParams(), 1024**3)
+    method = {"method": name.split(",")[0], **METHODS[name]}
+    engine.submit(engine.check(PROMPT, SamplingParams(seed=1, max_tokens=6, logprobs=100, **method)))
+    output = None
+    while engine.has_work:
+        for update in engine.step():
+            output = update.output or output
+    assert {len(one.top) for one in output.log_probs} == {5}
+
+
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 @pytest.mark.parametrize("name", METHODS)
 def test_recorded_while_decoding(name: str, mode: str) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -44,8 +45,8 @@ class Entries(NamedTuple):
     @classmethod
     def empty(cls, num_rows: int, length: int, num_top: int) -> "Entries":
         """Room for the entries of so many tokens."""
-        own = Tensor(num_rows, length)
-        return cls(own, own.new_empty(num_rows, length, num_top).long(), own.new_empty(num_rows, length, num_top))
+        block = num_rows, length, num_top
+        return cls(torch.empty(num_rows, length), torch.empty(block, dtype=torch.int64), torch.empty(block))
 
     def cut(self, length: int) -> "Entries":
         """The first entries of every row."""

@@ -162,10 +162,11 @@ class Population:
 
     def gather(self, ancestors: Tensor, *, log_weights: bool = False) -> None:
         """Make particle i a copy of particle ``ancestors[i]``, its weight included only if asked."""
+        for part in self.record or ():
+            # What is final is the same for all, and most of a long answer.
+            part[:, self.final_length : self.length] = part[ancestors, self.final_length : self.length]
         for name in ("tokens", "lengths", "stopped", "log_potentials", "log_probs"):
             setattr(self, name, getattr(self, name)[ancestors])
-        if self.record is not None:
-            self.record = Entries(*(part[ancestors] for part in self.record))
         self._origins = compose(self._origins, ancestors)
         if log_weights:
             self.log_weights = self.log_weights[ancestors]

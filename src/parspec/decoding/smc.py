@@ -42,9 +42,8 @@ def smc(task: Task) -> Decoding:
     assert draft_cache is not None
     device, prompt_length = task.prompt.device, len(task.prompt)
     alpha = task.sampling.power
-    population = Population(
-        method.rows, task.max_tokens, method.resampling, task.host_generator, task.sampling.logprobs
-    )
+    num_top = None if task.sampling.logprobs is None else min(task.sampling.logprobs, task.vocab_size)
+    population = Population(method.rows, task.max_tokens, method.resampling, task.host_generator, num_top)
 
     # Start: every particle draws its own first token from the target.
     logits, prompt_log_probs = yield from read_prompt(task)
