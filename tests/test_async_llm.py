@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
@@ -12,7 +13,9 @@ from parspec import (
     EngineStoppedError,
     InvalidRequestError,
     OutOfMemoryError,
+    ParspecError,
     QueueFullError,
+    RequestOutput,
     SamplingParams,
 )
 from parspec.engine.engine import Engine
@@ -215,6 +218,29 @@ def test_an_engine_that_fails_tells_everybody() -> None:
         assert llm.engine.scheduler.reserved == 0
 
     run(body, llm, max_concurrent=2)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, StopIteration, asyncio.CancelledError])
+def test_a_function_that_raises_ends_its_own_request_only(kind: type[BaseException]) -> None:
+    def leave(*arguments: object) -> NoReturn:
+        raise kind
+
+    async def body(served: AsyncLLM) -> None:
+        own = [
+            SamplingParams(max_tokens=4, potentials=[leave]),
+            SamplingParams(max_tokens=4, logits_processors=[leave]),
+            SamplingParams(max_tokens=4, select="vote", vote=leave),
+        ]
+        others = [SamplingParams(max_tokens=4)] * 3
+        results = await asyncio.gather(
+            *(served.generate(PROMPT, params) for params in own + others), return_exceptions=True
+        )
+        for result, name in zip(results, ["potential leave", "logits processor leave", "vote"], strict=False):
+            assert type(result) is ParspecError
+            assert f"{name} raised {kind.__name__}" in str(result)
+        assert all(isinstance(result, RequestOutput) for result in results[3:])
+
+    run(body, table_llm())
 
 
 def test_memory_that_runs_out_ends_one_request_only() -> None:

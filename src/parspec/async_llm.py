@@ -70,7 +70,7 @@ class AsyncLLM:
 
     def _start(self, llm: LLM, max_concurrent: int | None, max_queue: int | None) -> None:
         self.llm = llm
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.max_concurrent, self.max_queue = max_concurrent, max_queue
         self._closed = False
         self._inboxes: dict[int, _Inbox] = {}
@@ -226,7 +226,7 @@ class AsyncLLM:
             if inbox is not None:
                 inbox.put(update)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """On the engine's thread: the engine is lost, and with it all open requests."""
         self.failure = error
         stopped = EngineStoppedError(f"the engine has failed ({error}): send the request again")

@@ -99,6 +99,15 @@ def test_a_bad_word_of_several_tokens_lacks_its_last_after_the_others() -> None:
     assert forbidden_after(bad("Zug"), [word[0]]) == [[]]
 
 
+def test_many_bad_words_are_each_forbidden() -> None:
+    words = [f"{first}{second}{third}" for first in "qx" for second in "yz" for third in "jkv"] + ["ju", "jukv"]
+    rule = bad(*words)
+    for word in words:
+        *before, last = ids(word)
+        assert last in forbidden_after(rule, [9, *before])[0]
+        assert last not in forbidden_after(rule, [*before, 9])[0]
+
+
 def test_a_bad_word_counts_behind_a_space_too() -> None:
     bare, spaced = ids("world"), ids(" world")
     assert len(spaced) == 1
@@ -132,7 +141,10 @@ def test_what_cannot_be_served_is_refused_at_once(params: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
-        (lambda answer, logits: logits[:2], "return a tensor of 8 logits"),
+        (lambda answer, logits: logits[:2], r"shape \(2,\).* return a dense tensor of 8 real numbers"),
+        (lambda answer, logits: logits.to("meta"), "on meta"),
+        (lambda answer, logits: logits.to_sparse(), "sparse"),
+        (lambda answer, logits: logits.to(torch.complex64), "complex64"),
         (lambda answer, logits: logits.tolist(), "returned a list"),
         (lambda answer, logits: logits - torch.inf, "nothing is left"),
         (lambda answer, logits: logits * torch.nan, "nothing is left"),

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parspec.errors import InvalidRequestError, ParspecError
+from parspec.errors import InvalidRequestError
 from parspec.sampling import constraint as module
 from parspec.sampling.constraint import Constraint
 from parspec.sampling.params import SamplingParams
-from tests.support.tokenizers import IM_END, byte_bpe_tokenizer
+from tests.support.tokenizers import IM_END, byte_bpe_tokenizer, metaspace_tokenizer
 
 TOKENIZER = byte_bpe_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids(IM_END)
@@ -28,16 +28,16 @@ def constraint(**params: Any) -> Constraint:
     return Constraint(SamplingParams(**params), [EOS], TOKENIZER, VOCAB)
 
 
-def walk(rule: Constraint, seed: int, most: int = 200) -> tuple[str, bool]:
+def walk(rule: Constraint, seed: int, most: int = 200, tokenizer: Any = TOKENIZER) -> tuple[str, bool]:
     """An answer drawn evenly from what is allowed, and whether it came to its end."""
     generator, answer = torch.Generator().manual_seed(seed), []
     while len(answer) < most:
         allowed = rule.masks(torch.tensor([answer], dtype=torch.int64).reshape(1, -1), 1)[0, 0]
         token = int(torch.multinomial(allowed.double(), 1, generator=generator))
-        if token == EOS:
-            return TOKENIZER.decode(answer), True
+        if token == tokenizer.eos_token_id:
+            return tokenizer.decode(answer, skip_special_tokens=True), True
         answer.append(token)
-    return TOKENIZER.decode(answer), False
+    return tokenizer.decode(answer, skip_special_tokens=True), False
 
 
 @settings(max_examples=60)
@@ -70,6 +70,30 @@ def test_choices_are_literal() -> None:
     choices = ["a.c", 'say "hi"\\n', "new\nline", "é€😀", "[", "a|b", "a"]
     rule = constraint(choice=choices)
     assert {walk(rule, seed) for seed in range(150)} == {(text, True) for text in choices}
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, metaspace_tokenizer()])
+def test_text_that_reads_like_a_special_token_is_text(tokenizer: Any) -> None:
+    """Forced tokens are had by encoding text, and no encoding may make a special token of it."""
+    eos = tokenizer.eos_token_id
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    texts = [*added, f"x{added[0]}y{added[-1]}", *(json.dumps(f"{tag} z") for tag in added)]
+    rule = Constraint(SamplingParams(choice=texts), [eos], tokenizer, len(tokenizer))
+    found = {walk(rule, seed, tokenizer=tokenizer) for seed in range(60)}
+    assert found <= {(text, True) for text in texts}
+    assert len(found) > 3
+
+
+def test_special_tokens_can_be_asked_for_by_id() -> None:
+    rule = constraint(grammar=f'start: <[{EOS - 1}]> "a"')
+    assert rule.forced(torch.empty(1, 0, dtype=torch.int64)).tolist() == [[EOS - 1]]
+    assert rule.forced(torch.tensor([[EOS - 1]])).tolist() == [[ord("a")]]
+
+
+def test_a_constraint_too_large_to_follow_is_the_request_s_fault() -> None:
+    rule = constraint(regex="((a{100}){100}){100}")
+    with pytest.raises(InvalidRequestError, match="regex cannot be followed: it is too large, make it simpler"):
+        rule.masks(torch.full((1, 3), ord("a")), 1)
 
 
 def test_masks_of_a_block_are_those_of_its_prefixes() -> None:
@@ -112,7 +136,7 @@ def test_states_are_forgotten_and_had_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_token_that_is_not_allowed_is_noticed() -> None:
-    with pytest.raises(ParspecError, match="the constraint refused token 122"):
+    with pytest.raises(InvalidRequestError, match="regex cannot be followed"):
         constraint(regex="ab").masks(torch.tensor([[ord("z")]]), 1)
 
 
@@ -126,6 +150,9 @@ def test_a_token_that_is_not_allowed_is_noticed() -> None:
         ({"regex": "a(?=b)"}, "regex cannot be used"),
         ({"grammar": "start: foo"}, "grammar cannot be used: .*foo"),
         ({"grammar": "nonsense ((("}, "grammar cannot be used"),
+        ({"regex": r"[^\s\S]"}, "regex cannot be followed: no token may come next"),
+        ({"grammar": "start: start"}, "grammar cannot be followed: no token may come next"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema cannot be followed: no token may come next"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(params: dict[str, Any], message: str) -> None:

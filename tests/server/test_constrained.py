@@ -65,6 +65,9 @@ def test_other_constraints(server: Server) -> None:
         assert re.fullmatch(pattern, choice["text"])
 
 
+UNREADABLE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -75,6 +78,10 @@ def test_other_constraints(server: Server) -> None:
         ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop", "contradicts"),
         ({"json_schema": {"type": "nope"}}, "json_schema", "cannot be used"),
         ({"regex": "("}, "regex", "cannot be used"),
+        ({"regex": r"[^\s\S]"}, "regex", "no token may come next"),
+        ({"regex": "((a{100}){100}){100}", "max_tokens": 9}, "regex", "too large"),
+        ({"response_format": UNREADABLE}, "response_format", "response_format cannot be used"),
+        ({"response_format": UNREADABLE, "stop": "x"}, "stop", "stop contradicts response_format"),
         ({"regex": "a", "constraint_mode": "global", "method": "speculative"}, "constraint_mode", "smc"),
     ],
 )

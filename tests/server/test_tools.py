@@ -1,9 +1,10 @@
 """Tools as clients offer them, and calls as they get them back."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from parspec.server.tools import ToolUse
@@ -21,8 +22,12 @@ WEATHER = {
     },
 }
 TIME = {"name": "get_time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+BAD = {"name": "bad", "parameters": {"type": "strin"}}
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": TIME}]
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+WITH_ARGUMENTS = '<tool_call>{"name": "get_time", "arguments": {"a": %s}}</tool_call>'
+UNUSABLE = [WITH_ARGUMENTS % text for text in ('"\\ud83d"', "NaN", "-Infinity", "1e999", "[" * 10_000 + "]" * 10_000)]
+UNUSABLE += [CALL.replace("}}", "}} x")]
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
@@ -112,6 +117,7 @@ def test_bad_tools_are_refused(server: Server) -> None:
         ({"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required", "tools": TOOLS, "regex": "a"}, "regex"),
         ({"tool_choice": "required", "tools": TOOLS, "json_schema": {}}, "json_schema"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": BAD}]}, "tools"),
     ):
         response = server.chat(**body)
         refused(response, 400)
@@ -144,6 +150,7 @@ def test_a_template_without_a_place_for_tools(server: Server, monkeypatch: pytes
         (CALL.replace("get_time", "rm"), CALL.replace("get_time", "rm"), []),
         (CALL.replace("{}", "[]"), CALL.replace("{}", "[]"), []),
         ("<tool_call>3</tool_call>", "<tool_call>3</tool_call>", []),
+        *((text, text, []) for text in UNUSABLE),
     ],
 )
 def test_calls_in_a_text(text: str, content: str, names: list[str]) -> None:
@@ -155,6 +162,81 @@ def test_calls_in_a_text(text: str, content: str, names: list[str]) -> None:
     shown = [text[: use.shown(text[:size])] for size in range(len(text) + 1)]
     for earlier, later in zip(shown, [*shown[1:], content], strict=True):
         assert later.startswith(earlier)
+
+
+def test_a_tag_inside_a_string_ends_no_call() -> None:
+    text = WITH_ARGUMENTS % '"<tool_call> and </tool_call>"'
+    content, [call] = ToolUse([TIME]).split(f"{text} done")
+    assert content == " done"
+    assert json.loads(call["function"]["arguments"]) == {"a": "<tool_call> and </tool_call>"}
+
+
+def test_one_call_where_one_is_wanted() -> None:
+    content, [call] = ToolUse([WEATHER, TIME], parallel=False).split(f"a{CALL}{CALL}")
+    assert content == "a"
+    assert call["function"]["name"] == "get_time"
+
+
+class Leg(pydantic.BaseModel):
+    start: Literal["Bern", "Rome"]
+
+
+class Trip(pydantic.BaseModel):
+    """A nested model: its schema has definitions and references."""
+
+    leg: Leg
+    back: Leg | None
+
+
+TREE = {
+    "name": "tree",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "$ref": {"const": "#/x"},
+            "left": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+            "right": {"$ref": "#/properties/left"},
+        },
+        "required": ["$ref", "left"],
+        "additionalProperties": False,
+    },
+}
+
+
+def check_tree(tree: dict[str, Any]) -> None:
+    assert tree.keys() <= {"$ref", "left", "right"}
+    assert tree["$ref"] == "#/x"
+    for child in (tree["left"], tree.get("right")):
+        if child is not None:
+            check_tree(child)
+
+
+@pytest.mark.parametrize("others", [[], TOOLS])
+def test_references_inside_the_parameters(server: Server, others: list[Any]) -> None:
+    trip = openai.pydantic_function_tool(Trip)
+    for name, tool in (("Trip", trip), ("tree", {"type": "function", "function": TREE})):
+        choice = {"type": "function", "function": {"name": name}}
+        found = []
+        for seed in range(6):
+            body = {"method": "autoregressive"}
+            asked = options(tools=[*others, tool], tool_choice=choice, seed=seed, extra_body=body)
+            message = client_of(server).chat.completions.create(**asked).choices[0].message
+            found += [json.loads(call.function.arguments) for call in message.tool_calls or []]
+        assert found
+        for arguments in found:
+            if name == "Trip":
+                Trip.model_validate(arguments)
+            else:
+                check_tree(arguments)
+
+
+def test_references_of_several_functions_stay_apart() -> None:
+    tools = [{"name": "a", "parameters": {"$ref": "#/$defs/x", "$defs": {"x": {"enum": [{"$ref": "#/y"}]}}}}, TREE]
+    schema = ToolUse(tools, forced=True).schema()
+    first, second = [one["properties"]["arguments"] for one in schema["items"]["anyOf"]]
+    assert first["$ref"] == "#/items/anyOf/0/properties/arguments/$defs/x"
+    assert first["$defs"]["x"] == {"enum": [{"$ref": "#/y"}]}  # a value, not a schema
+    assert second["properties"]["right"]["$ref"] == "#/items/anyOf/1/properties/arguments/properties/left"
 
 
 def test_text_that_only_looks_like_a_call_is_not_held_back_for_long() -> None:

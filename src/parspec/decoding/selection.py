@@ -8,6 +8,7 @@ import torch
 
 from parspec.decoding.task import Particle
 from parspec.errors import InvalidRequestError
+from parspec.sampling.callables import call
 from parspec.sampling.params import Extractor
 from parspec.smc.resampling import multinomial
 
@@ -59,7 +60,7 @@ def select(
 def _extract(vote: Extractor, text: str) -> Hashable:
     """The result in a text: of a pattern the last match, its first group where it has one."""
     if not isinstance(vote, str):
-        result = vote(text)
+        result: Hashable = call(vote, "vote", text)
         try:
             hash(result)
         except TypeError as error:

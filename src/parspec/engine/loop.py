@@ -25,7 +25,7 @@ class EngineLoop:
         self,
         engine: Engine,
         deliver: Callable[[Sequence[Update]], None],
-        fail: Callable[[Exception], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._engine, self._deliver, self._fail = engine, deliver, fail
         self._commands: list[Callable[[], object]] = []
@@ -63,10 +63,10 @@ class EngineLoop:
             return commands
 
     def _run(self) -> None:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             self._step_until_closed()
-        except Exception as error:
+        except BaseException as error:  # nobody may wait for a thread that has gone
             failure = error
         self._engine.abort_all()
         if failure is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from parspec.errors import InvalidRequestError
+from parspec.sampling.callables import call
 from parspec.sampling.params import SamplingParams
 
 
@@ -46,7 +47,10 @@ class Adjustments:
         self._prompt_ids = torch.tensor(sorted(set(read)), dtype=torch.int64, device=device)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
         words = _spellings(params.bad_words or (), tokenizer)
-        self._phrases = [torch.tensor(word, device=device) for word in words if len(word) > 1]
+        self._phrases = [
+            torch.tensor([word for word in words if len(word) == length], device=device)
+            for length in sorted({len(word) for word in words} - {1})
+        ]
         self._bias = _bias(params, [word[0] for word in words if len(word) == 1], vocab_size, device)
         early = _bias_is_empty(self._bias, stop_ids if params.min_tokens else ())
         if early:
@@ -89,8 +93,8 @@ class Adjustments:
             adjusted = adjusted.clone()
         # How many answer tokens stand before each position.
         counts = range(answers.shape[1] - logits.shape[1] + 1, answers.shape[1] + 1)
-        for phrase in self._phrases:
-            _forbid_phrase(adjusted, answers, counts, phrase)
+        for phrases in self._phrases:
+            _forbid_phrases(adjusted, answers, phrases)
         for t, count in enumerate(counts):
             if count < self._params.min_tokens:
                 adjusted[:, t].index_fill_(-1, self._stop_ids, -torch.inf)
@@ -111,11 +115,11 @@ class Adjustments:
             name = getattr(processor, "__name__", type(processor).__name__)
             for row, answer in enumerate(rows):
                 for t, count in enumerate(counts):
-                    returned = processor(answer[:count], logits[row, t].clone())
-                    if not isinstance(returned, Tensor) or returned.shape != logits.shape[-1:]:
+                    returned = call(processor, f"logits processor {name}", answer[:count], logits[row, t].clone())
+                    if not _are_logits(returned, logits.shape[-1]):
                         raise InvalidRequestError(
-                            f"logits processor {name} returned a {type(returned).__name__}: "
-                            f"return a tensor of {logits.shape[-1]} logits",
+                            f"logits processor {name} returned {_described(returned)}: "
+                            f"return a dense tensor of {logits.shape[-1]} real numbers",
                             "logits_processors",
                         )
                     logits[row, t] = returned
@@ -186,13 +190,29 @@ def _bias_is_empty(bias: Tensor | None, excluded: Collection[int]) -> bool:
     return not bool(drawable.any())
 
 
-def _forbid_phrase(logits: Tensor, answers: Tensor, counts: Sequence[int], phrase: Tensor) -> None:
-    """Rule out, in place, the phrase's last token wherever the tokens before it have just been drawn."""
-    start = len(phrase) - 1
-    if answers.shape[1] < start:
+def _are_logits(returned: object, vocab_size: int) -> bool:
+    return (
+        isinstance(returned, Tensor)
+        and returned.shape == (vocab_size,)
+        and returned.layout == torch.strided
+        and not returned.is_complex()
+        and not returned.is_meta
+    )
+
+
+def _described(returned: object) -> str:
+    if not isinstance(returned, Tensor):
+        return f"a {type(returned).__name__}"
+    return f"a tensor of shape {tuple(returned.shape)}, {returned.dtype}, {returned.layout}, on {returned.device}"
+
+
+def _forbid_phrases(logits: Tensor, answers: Tensor, phrases: Tensor) -> None:
+    """Rule out, in place, the last token of phrases ``[P, S]`` wherever the tokens before it have just been drawn."""
+    start, num_positions = phrases.shape[1] - 1, logits.shape[1]
+    first = answers.shape[1] - num_positions + 1  # answer tokens before the first position
+    early = max(0, start - first)  # positions before which there is too little
+    if early >= num_positions:
         return
-    # matches[:, i]: the phrase's beginning stands right before position i + start.
-    matches = (answers.unfold(1, start, 1) == phrase[:-1]).all(-1)
-    for t, count in enumerate(counts):
-        if count >= start:
-            logits[matches[:, count - start], t, phrase[-1]] = -torch.inf
+    windows = answers[:, first + early - start :].unfold(1, start, 1)
+    rows, positions, which = (windows[:, :, None] == phrases[:, :-1]).all(-1).nonzero(as_tuple=True)
+    logits[rows, positions + early, phrases[which, -1]] = -torch.inf

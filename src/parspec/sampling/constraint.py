@@ -7,6 +7,7 @@ for free about the positions the draft has been through.
 
 import functools
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, grammar_from, hf
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from parspec.errors import InvalidRequestError, ParspecError
+from parspec.errors import InvalidRequestError
 from parspec.sampling.params import CONSTRAINTS, SamplingParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+_TAG = re.compile(r"<.*>")
+"""Added tokens llguidance takes for special ones whatever their tokenizer says."""
 _STATES_KEPT = 4096
 """Answers whose state is kept: a cycle of the largest population asks for about this many."""
 _JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[ \n\t]{0,40}"}
@@ -55,7 +58,8 @@ class Constraint:
         vocab_size: Number of token ids.
 
     Raises:
-        InvalidRequestError: The constraint cannot be read, or the model has no tokenizer or end for it.
+        InvalidRequestError: The constraint cannot be read, allows no answer or is too large, or the model has no
+            tokenizer or end for it.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Constraint:
         tokenizer: PreTrainedTokenizerBase | None,
         vocab_size: int,
     ) -> None:
-        name = next(name for name in CONSTRAINTS if getattr(params, name) is not None)
+        self._name = name = next(name for name in CONSTRAINTS if getattr(params, name) is not None)
         # Models with more rows than their tokenizer has tokens may name an end that no text has.
         eos_ids = [index for index in eos_ids if tokenizer is not None and index < len(tokenizer)]
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not eos_ids:
@@ -77,7 +81,9 @@ class Constraint:
         matcher = LLMatcher(_parser_tokenizer(tokenizer, tuple(sorted(eos_ids))), _grammar(name, params), log_level=0)
         if matcher.is_error():
             raise _unreadable(name, matcher.get_error())
-        self._states: OrderedDict[tuple[int, ...], _State] = OrderedDict({(): _State(matcher)})
+        beginning = _State(matcher)
+        self._states: OrderedDict[tuple[int, ...], _State] = OrderedDict({(): beginning})
+        self._mask(beginning)  # some faults of a constraint show only here
 
     def masks(self, answers: Tensor, num_positions: int) -> Tensor:
         """Which tokens may follow the last prefixes of answers.
@@ -90,7 +96,7 @@ class Constraint:
             ``[R, T, V]`` bool on the CPU; everything behind the end of an answer.
 
         Raises:
-            ParspecError: The constraint has come to a dead end.
+            InvalidRequestError: The constraint has come to a dead end, or has become too large.
         """
         length = answers.shape[1]
         prefixes = range(length - num_positions + 1, length + 1)
@@ -122,7 +128,7 @@ class Constraint:
                 allowed[: len(known)], allowed[len(known) :] = known, False
                 few = np.flatnonzero(allowed)[:2]
                 if not len(few) or state.matcher.is_error():
-                    raise ParspecError(f"the constraint allows no token any more: {_line(state.matcher.get_error())}")
+                    raise self._stuck(state.matcher)
                 state.forced = int(few[0]) if len(few) == 1 else None
             state.mask = torch.from_numpy(allowed)
         return state.mask
@@ -144,8 +150,13 @@ class Constraint:
             return _State(None)
         matcher = state.matcher.deep_copy()
         if not matcher.consume_token(token):
-            raise ParspecError(f"the constraint refused token {token}: {_line(matcher.get_error())}")
+            raise self._stuck(matcher)
         return _State(matcher)
+
+    def _stuck(self, matcher: LLMatcher) -> InvalidRequestError:
+        too_large = "TooComplex" in matcher.get_error()  # of its parser, or of its lexer
+        reason = "it is too large, make it simpler" if too_large else "no token may come next"
+        return InvalidRequestError(f"{self._name} cannot be followed: {reason}", self._name)
 
     def _forget_oldest(self) -> None:
         self._states.move_to_end(())  # the beginning, from which every other state can be had again
@@ -154,8 +165,29 @@ class Constraint:
 
 @functools.lru_cache(maxsize=4)
 def _parser_tokenizer(tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]) -> LLTokenizer:
-    """The tokenizer as llguidance has it; takes about a second, once for each model."""
-    return hf.from_tokenizer(tokenizer, eos_token=list(eos_ids))
+    """The tokenizer as llguidance has it; takes about two seconds, once for each model.
+
+    Where a text can go on in one way only, llguidance encodes it. Special tokens go by names there that no text has:
+    a constraint with the text "<|im_end|>" means these characters, not the token.
+    """
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    definition |= {"truncation": None, "padding": None, "post_processor": None}
+    names = {
+        token["content"]: f"<|\ue000{token['id']}\ue000|>"
+        for token in definition["added_tokens"]
+        if token["special"] or _TAG.fullmatch(token["content"])
+    }
+    for token in definition["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = definition["model"]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(piece, piece): index for piece, index in vocabulary.items()}
+    else:  # as Unigram models have it
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+    return LLTokenizer(json.dumps(definition), eos_token=list(eos_ids))
 
 
 def _grammar(name: str, params: SamplingParams) -> str:

@@ -32,7 +32,10 @@ Extractor = str | Callable[[str], Hashable]
 
 def _refusal(name: str, value: Any, advice: str) -> InvalidRequestError:
     """The error for a bad value; one line even where the value's own text is long or has several."""
-    shown = " ".join(repr(value).split())
+    try:
+        shown = " ".join(repr(value).split())
+    except RecursionError:
+        shown = f"a {type(value).__name__} nested too deeply"
     if len(shown) > _LONGEST_SHOWN:
         shown = f"{shown[:_LONGEST_SHOWN]}..."
     return InvalidRequestError(f"{name} is {shown}: use {advice}", name)

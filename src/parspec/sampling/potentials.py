@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parspec.errors import InvalidRequestError
+from parspec.sampling.callables import call
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ def evaluate(potentials: Sequence[Potential], prefixes: Sequence[Prefix]) -> Ten
     total = torch.zeros(len(prefixes), dtype=torch.float64)
     for potential in potentials:
         name = getattr(potential, "__name__", type(potential).__name__)
-        returned = potential(prefixes)
+        returned = call(potential, f"potential {name}", prefixes)
         try:
-            values = torch.as_tensor(returned, dtype=torch.float64).cpu()
+            if isinstance(returned, Tensor) and returned.is_complex():
+                raise TypeError("complex")
+            values = torch.as_tensor(returned, dtype=torch.float64).to_dense().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidRequestError(
                 f"potential {name} returned a {type(returned).__name__} that is not numbers: "

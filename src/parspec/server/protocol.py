@@ -177,6 +177,11 @@ class GenerationBody(Body):
         return None
 
     @property
+    def schema_field(self) -> str:
+        """The field the JSON schema comes from."""
+        return "json_schema"
+
+    @property
     def watched(self) -> bool:
         """Whether the client wants to see every cycle."""
         return self.stream_options is not None and self.stream_options.include_population
@@ -425,6 +430,13 @@ class ChatBody(GenerationBody):
             return None
         named = self.response_format.json_schema
         return {"type": "object"} if named is None or named.schema_ is None else named.schema_
+
+    @property
+    def schema_field(self) -> str:
+        """See `GenerationBody`."""
+        if self.schema_asked_for is None:
+            return super().schema_field
+        return "tools" if self.tool_use is not None and self.tool_use.forced else "response_format"
 
     def check(self) -> None:
         """See `GenerationBody`."""

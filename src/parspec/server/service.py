@@ -101,7 +101,7 @@ class Service:
             self.llm.check_room(len(clocks))
             requests: list[Request] = []
             for prompt in prompts:
-                first = await self.llm.check(prompt, body.sampling_params(default_max_tokens))
+                first = await self._check(body, prompt, default_max_tokens)
                 requests += replace(first, watched=body.watched).runs()
             self.llm.check_room(len(clocks))  # others have come in meanwhile
             return Answers(self, [self.llm.open(request) for request in requests], clocks)
@@ -148,6 +148,14 @@ class Service:
                 "seconds": round(output.metrics.seconds, 3),
             }
             LOGGER.info(json.dumps(entry, ensure_ascii=False))
+
+    async def _check(self, body: GenerationBody, prompt: Prompt, default_max_tokens: int) -> Request:
+        try:
+            return await self.llm.check(prompt, body.sampling_params(default_max_tokens))
+        except InvalidRequestError as error:
+            # The client knows a schema by the field it came in.
+            parameter = body.schema_field if error.parameter == "json_schema" else error.parameter
+            raise type(error)(str(error).replace("json_schema", body.schema_field, 1), parameter) from error
 
     def _retry_after(self) -> int:
         """Seconds until a place in the queue should be free."""
