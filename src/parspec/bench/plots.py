@@ -1,5 +1,7 @@
 """The plots of a speed benchmark."""
 
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,28 @@ def write_plots(results: Results, folder: Path) -> list[Path]:
     Raises:
         ParspecError: matplotlib is not installed.
     """
+    drawings = {
+        "speed-against-draft-length": _draft_lengths,
+        "cycle-by-phase": _cycle_phases,
+        "speed-against-requests": _requests,
+    }
+    records = results.own or results.shape
+    return figures({name: functools.partial(draw, records) for name, draw in drawings.items()}, folder)
+
+
+def figures(drawings: Mapping[str, Callable[[Any], bool]], folder: Path) -> list[Path]:
+    """Draw figures into SVG files.
+
+    Args:
+        drawings: By name of the file, a function that draws on axes and says whether there was anything to draw.
+        folder: Where the files go; made if need be.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ParspecError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -36,13 +60,9 @@ def write_plots(results: Results, folder: Path) -> list[Path]:
     mpl.rcParams.update({"axes.spines.right": False, "font.size": 10, "figure.figsize": (7, 4)})
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in (
-        ("speed-against-draft-length", _draft_lengths),
-        ("cycle-by-phase", _cycle_phases),
-        ("speed-against-requests", _requests),
-    ):
+    for name, draw in drawings.items():
         figure, axes = plt.subplots(layout="constrained")
-        if draw(results.own or results.shape, axes):
+        if draw(axes):
             file = folder / f"{name}.svg"
             figure.savefig(file, metadata={"Date": None})
             written.append(file)

@@ -13,17 +13,20 @@ class Setting:
         method: "autoregressive", "speculative", "smc" or "auto".
         num_particles: Particles, or draft chains.
         num_draft_tokens: Tokens drafted a cycle; 0 without a draft.
+        cut_threshold: kappa of smc.
     """
 
     method: str
     num_particles: int = 1
     num_draft_tokens: int = 0
+    cut_threshold: float = 0.0
 
     @property
     def label(self) -> str:
         """How a table names it."""
         if self.method == "smc":
-            return f"smc N={self.num_particles} K={self.num_draft_tokens}"
+            cut = f" kappa={self.cut_threshold:g}" if self.cut_threshold else ""
+            return f"smc N={self.num_particles} K={self.num_draft_tokens}{cut}"
         if self.method == "speculative":
             chains = f", {self.num_particles} chains" if self.num_particles > 1 else ""
             return f"speculative K={self.num_draft_tokens}{chains}"

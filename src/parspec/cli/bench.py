@@ -1,4 +1,4 @@
-"""``parspec bench``: how fast parspec is here, beside the machine's limits and other engines."""
+"""``parspec bench``: how fast parspec is here, beside the machine's limits and other engines; how accurate."""
 
 import asyncio
 import json
@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from parspec.bench.records import Setting
+from parspec.cli import quality
 from parspec.cli.console import note
-from parspec.cli.options import DEFAULT_TARGET, CacheDir, paragraphs
+from parspec.cli.options import DEFAULT_TARGET, CacheDir, check_folders, names, numbers, paragraphs
 from parspec.errors import InvalidRequestError
 
-HELP = "Measure: speed, beside the machine's limits and other engines."
+HELP = "Measure speed, beside the machine's limits and other engines, and accuracy."
 
 SPEED_HELP = paragraphs(
     """
@@ -58,20 +59,8 @@ _SHORT_INT8: tuple[Setting, ...] = (_SPECULATIVE[1], Setting("smc", 4, 8))
 """What --short decodes with: the target as stored, and in int8."""
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise InvalidRequestError(f'{name} is "{text}": use whole numbers from 1, separated by commas')
-    return values
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+app.command(help=quality.HELP, epilog=quality.EPILOG)(quality.quality)
+app.command(help=quality.QUANTIZATION_HELP)(quality.quantization)
 
 
 def _work(help_text: str, **more: Any) -> Any:
@@ -127,13 +116,13 @@ def speed(
     from parspec.bench.shapes import parse_shapes
     from parspec.bench.speed import SpeedPlan, run_speed
 
-    wanted = () if peers == "none" else _names(peers)
+    wanted = () if peers == "none" else names(peers)
     unknown = [name for name in wanted if name not in PEERS]
     if unknown:
         raise InvalidRequestError(f'peer "{unknown[0]}" is unknown: use {", ".join(PEERS)} or none')
     if shape_only and shape is None:
         raise InvalidRequestError("--shape-only needs --shape TARGET:DRAFT")
-    _check_folders(json_file, markdown)
+    check_folders(json_file, markdown)
     if short:
         settings, settings_int8 = _SHORT, _SHORT_INT8
     else:
@@ -143,13 +132,13 @@ def speed(
     plan = SpeedPlan(
         target=target,
         draft=draft,
-        prompts=load_prompts(prompts, _names(tasks), 1 if short else limit),
+        prompts=load_prompts(prompts, names(tasks), 1 if short else limit),
         settings=() if shape_only else (Setting("autoregressive"), *settings, Setting("auto")),
         settings_int8=(Setting("autoregressive"), *settings_int8) if int8 else (),
         max_tokens=48 if short else max_tokens,
         temperature=temperature,
         repeats=2 if short else repeats,
-        requests=(1, 8) if short else _numbers("requests", requests),
+        requests=(1, 8) if short else numbers("requests", requests),
         shape=None if shape is None else parse_shapes(shape),
         peers=wanted,
         peer_python=peer_python,
@@ -194,9 +183,9 @@ def serving(
     from parspec.bench.prompts import load_prompts
     from parspec.bench.report import as_markdown_table, insert_markdown, print_table
 
-    _check_folders(json_file, markdown)
-    loads = bench.parse_loads(settings, _numbers("streams", streams), max_tokens, temperature)
-    found = load_prompts(prompts, _names(tasks), 80)
+    check_folders(json_file, markdown)
+    loads = bench.parse_loads(settings, numbers("streams", streams), max_tokens, temperature)
+    found = load_prompts(prompts, names(tasks), 80)
     key = None if api_key_file is None else api_key_file.read_text().strip()
     results = asyncio.run(bench.run_load(url, key, loads, found, seconds, note))
     tables = bench.tables(results, f"{max_tokens} tokens an answer, {seconds:g} s a row")
@@ -211,15 +200,9 @@ def serving(
     return 1 if any(len(result.good) < len(result.answered) or result.left_open for result in results) else 0
 
 
-def _check_folders(*written: Path | None) -> None:
-    for file in written:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise InvalidRequestError(f"{file.absolute().parent} is not a folder: make it first")
-
-
 def _settings(draft_tokens: str, rows: str, method: str) -> tuple[Setting, ...]:
     return tuple(
         Setting(method, n, k)
-        for n in _numbers("num_chains" if method == "speculative" else "num_particles", rows)
-        for k in _numbers("num_draft_tokens", draft_tokens)
+        for n in numbers("num_chains" if method == "speculative" else "num_particles", rows)
+        for k in numbers("num_draft_tokens", draft_tokens)
     )

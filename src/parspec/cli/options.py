@@ -32,6 +32,38 @@ def paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 
 
+def names(text: str) -> tuple[str, ...]:
+    """The parts of a list separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, separated by commas."""
+    return tuple(int(value) for value in _values(name, text, int, 1, "whole numbers from 1"))
+
+
+def reals(name: str, text: str) -> tuple[float, ...]:
+    """Numbers from 0, separated by commas."""
+    return _values(name, text, float, 0, "numbers from 0")
+
+
+def _values(name: str, text: str, kind: Callable[[str], float], least: float, what: str) -> tuple[float, ...]:
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(least <= value < math.inf for value in values):
+        raise InvalidRequestError(f'{name} is "{text}": use {what}, separated by commas')
+    return values
+
+
+def check_folders(*written: Path | None) -> None:
+    """Refuse files whose folder does not exist, before anything is measured."""
+    for file in written:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise InvalidRequestError(f"{file.absolute().parent} is not a folder: make it first")
+
+
 def _commit_lag(text: str) -> float | int | str:
     """A number where it is one; anything else is left for `SamplingParams` to refuse."""
     if text == "off":
