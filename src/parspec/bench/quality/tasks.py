@@ -122,7 +122,7 @@ def _task(name: str, data: Path | None, manager: Any) -> Any:
     from lm_eval.api.task import ConfigurableTask
 
     if name == "ifeval":
-        _check_sentences()
+        _prepare_ifeval()
     try:
         with tempfile.TemporaryDirectory(prefix="parspec-task-") as folder:
             local = _local(name, data, folder) if data is not None and name in OWN_TASKS else {}
@@ -168,9 +168,12 @@ def _local(name: str, data: Path, scratch: str) -> dict[str, Any]:
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": source}
 
 
-def _check_sentences() -> None:
-    """IFEval counts sentences with data of NLTK's."""
+def _prepare_ifeval() -> None:
+    """IFEval counts sentences with data of NLTK's, and guesses languages, which must not depend on chance."""
+    import langdetect
     import nltk
+
+    langdetect.DetectorFactory.seed = 0
 
     try:
         nltk.data.find("tokenizers/punkt_tab/english")
