@@ -17,7 +17,7 @@ from parspec.errors import InvalidRequestError, ModelError
 from parspec.models.device import choose_device, choose_dtype, choose_quantization, free_memory
 from parspec.models.loader import LoadedModel, load_model
 from parspec.models.locate import locate, resolve_pair
-from parspec.sampling.params import MOST_TOP, MethodParams, SamplingParams
+from parspec.sampling.params import MOST_TOP, OF_SMC, MethodParams, SamplingParams
 
 Prompt = str | Mapping[str, Any]
 """A text, or ``{"prompt": text}``, or ``{"prompt_token_ids": [ids]}``."""
@@ -112,8 +112,9 @@ class LLM:
     Args:
         model: Target: a hub id, a local folder, a GGUF file or a known alias (``"qwen2.5-coder"`` names a pair).
         draft: The model that proposes, in the same forms. Left out, a pair's alias supplies it.
-        method: ``"smc"``, ``"speculative"``, ``"autoregressive"``, or ``"auto"``, the fastest of them; by default
-            ``"smc"`` where there is a draft.
+        method: ``"smc"``, ``"speculative"``, ``"autoregressive"``, or ``"auto"``, the fastest of them.
+        preset: What ``"auto"`` may choose from: ``"lossless"``, ``"balanced"`` or ``"fast"`` (see `MethodParams`).
+            ``"balanced"`` where neither this nor a method is given; ``"smc"`` if one of its own parameters is.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"mps"``.
         dtype: Number format of the arithmetic: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
         quantization: ``"int8"`` rounds the target's weights, None keeps them.
@@ -137,6 +138,7 @@ class LLM:
         draft: str | None = None,
         *,
         method: str | None = None,
+        preset: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
@@ -147,9 +149,11 @@ class LLM:
         **method_params: Any,
     ) -> None:
         target_name, draft_name = resolve_pair(model, draft)
-        if method is None:
-            method = "autoregressive" if draft_name is None else "smc"
-        defaults = MethodParams(method=method, **method_params)
+        if method is None and preset is None and method_params.keys() & set(OF_SMC):
+            method = "smc"
+        elif method is None:
+            method, preset = "auto", preset or "balanced"
+        defaults = MethodParams(method=method, preset=preset, **method_params)
         if max_model_len is not None and max_model_len < 2:
             raise InvalidRequestError(f"max_model_len is {max_model_len}: use 2 or more tokens")
         if cache_memory is not None and not cache_memory > 0:

@@ -122,6 +122,34 @@ def test_powers_are_left_to_smc(tiny_pair: Pair) -> None:
     assert llm.generate("Hello", SamplingParams(seed=1, max_tokens=5, power=2.0))[0].method == "smc"
 
 
+def test_presets_limit_the_choice() -> None:
+    for preset, method in (("lossless", "speculative"), ("balanced", "speculative"), ("fast", "smc"), (None, "smc")):
+        chosen = pilot(FLAT).choose(MethodParams(method="auto", preset=preset), 1, needs_smc=False)
+        assert chosen.method == method
+        assert chosen.preset is None
+    assert pilot(FLAT).choose(MethodParams(method="auto", preset="balanced"), 1, needs_smc=True).method == "smc"
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_machine_does(tiny_pair: Pair) -> None:
+    llm = LLM(str(tiny_pair.target), str(tiny_pair.draft), dtype="float32")
+    assert (llm.engine.defaults.method, llm.engine.defaults.preset) == ("auto", "balanced")
+    params = [SamplingParams(seed=4, max_tokens=20), SamplingParams(seed=4, max_tokens=20, power=2.0)]
+    first = llm.generate(["Hello"] * 2, params)
+    assert [output.method for output in first] == ["speculative", "smc"]
+    for costs in (CostModel(FLAT, CHEAP), CostModel(STEEP, CHEAP)):
+        llm.engine.pilot = Pilot(lambda costs=costs: costs, lambda: len(llm.engine.scheduler.running))
+        again = llm.generate(["Hello"] * 2 + ["other"] * 3, params + [SamplingParams(max_tokens=9)] * 3)[:2]
+        assert [output.token_ids for output in again] == [output.token_ids for output in first]
+
+
+def test_parameters_of_smc_ask_for_smc(tiny_pair: Pair) -> None:
+    llm = LLM(str(tiny_pair.target), str(tiny_pair.draft), cut_threshold=0.5)
+    assert llm.engine.defaults.method == "smc"
+    llm = LLM(str(tiny_pair.target), str(tiny_pair.draft), preset="lossless")
+    assert llm.generate("Hello", SamplingParams(num_particles=3, max_tokens=4))[0].method == "smc"
+    assert llm.generate("Hello", SamplingParams(max_tokens=4))[0].method == "speculative"
+
+
 def test_without_a_draft_it_is_plain_decoding(tiny_pair: Pair) -> None:
     llm = LLM(str(tiny_pair.target), method="auto")
     assert llm.generate("Hello", SamplingParams(seed=1, max_tokens=5))[0].method == "autoregressive"

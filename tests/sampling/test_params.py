@@ -48,6 +48,7 @@ SAMPLING_CASES: dict[str, list[Any]] = {
 }
 METHOD_CASES: dict[str, list[Any]] = {
     "method": ["SMC", "", 1, True, ["smc"], np.array(["smc", "smc"])],
+    "preset": ["Lossless", "", 1, True, ["fast"]],
     "num_particles": ["1", True, 0, -1, 1025, 4.0, NAN, INF],
     "num_draft_tokens": ["1", True, -1, 257, 4.0, NAN],
     "cut_threshold": ["1", True, -0.1, 1.1, NAN, INF],
@@ -83,8 +84,11 @@ def test_bad_engine_parameter_is_named(name: str, value: Any) -> None:
         MethodParams(**{name: value})
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(MethodParams) if f.name != "num_particles"])
-def test_engine_parameters_are_not_none(name: str) -> None:
+NEEDED = [f.name for f in dataclasses.fields(MethodParams) if f.name not in ("preset", "num_particles")]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_is_needed_is_not_none(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{name} is None"):
         MethodParams(**{name: None})
 
@@ -218,3 +222,32 @@ def test_errors_are_both_parspec_and_value_errors() -> None:
     for kind in (ParspecError, ValueError):
         with pytest.raises(kind):
             SamplingParams(max_tokens=0)
+
+
+def test_a_preset_chooses_the_method_itself() -> None:
+    for make in (SamplingParams, MethodParams):
+        with pytest.raises(
+            InvalidRequestError, match='preset "fast" chooses the method itself: leave out method "smc"'
+        ):
+            make(preset="fast", method="smc")
+    balanced = MethodParams(method="auto", preset="balanced")
+    for asked, method, preset in (
+        ({}, "auto", "balanced"),
+        ({"preset": "fast"}, "auto", "fast"),
+        ({"method": "auto"}, "auto", None),
+        ({"method": "speculative"}, "speculative", None),
+        ({"num_draft_tokens": 3}, "auto", "balanced"),
+        ({"num_particles": 4}, "smc", None),
+        ({"select": "best"}, "smc", None),
+        ({"num_particles": 4, "preset": "fast"}, "auto", "fast"),
+    ):
+        merged = balanced.override(SamplingParams(**asked))
+        assert (merged.method, merged.preset) == (method, preset)
+    assert MethodParams(method="smc").override(SamplingParams(preset="lossless")).method == "auto"
+
+
+def test_lossless_excludes_what_needs_smc() -> None:
+    for default in (MethodParams(), MethodParams(method="auto", preset="fast")):
+        with pytest.raises(InvalidRequestError, match='power needs method "smc", which preset "lossless" excludes'):
+            default.override(SamplingParams(power=2.0, preset="lossless"))
+    assert MethodParams(method="auto", preset="balanced").override(SamplingParams(power=2.0)).method == "auto"

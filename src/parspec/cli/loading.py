@@ -1,7 +1,7 @@
 """From the options to a loaded pair of models."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from parspec.cli.console import note
@@ -40,16 +40,20 @@ def load(
     from parspec.sampling.params import MethodParams
 
     target, draft = resolve_pair(options.target, options.draft)
-    method = sampling.method or ("autoregressive" if draft is None else "smc")
+    preset = (sampling.preset or "balanced") if sampling.method is None else sampling.preset
+    params = MethodParams(method=sampling.method or "auto", preset=preset).override(
+        replace(sampling, method=None, preset=None)
+    )
+    method = params.method
     if method == "autoregressive" and not keep_draft:
         draft = None  # it would only take time and memory
     elif draft is None and method not in ("autoregressive", "auto"):
         raise InvalidRequestError(f'method "{method}" needs a draft model: name one with --draft')
-    params = MethodParams(method=method).override(sampling)
     device = choose_device(options.device)
     dtype = str(choose_dtype(options.dtype, device)).removeprefix("torch.")
-    how = f"method {method}"
+    how = f"method {'autoregressive' if method == 'auto' and draft is None else method}"
     if method == "auto" and draft is not None:
+        how += f" ({params.preset})" if params.preset is not None else ""
         how += f" of at most {params.rows} particles and {params.num_draft_tokens} draft tokens"
     elif draft is not None and method != "autoregressive":
         how += f" with {params.rows} particles" if method == "smc" else f" with {params.rows} draft chains"

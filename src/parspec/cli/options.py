@@ -125,7 +125,15 @@ class MethodOptions:
     method: Annotated[
         str | None,
         _method(
-            "smc, speculative, autoregressive, or auto: the fastest of them. Default: smc if there is a draft.",
+            "smc, speculative, autoregressive, or auto: the fastest of them.",
+            metavar="NAME",
+        ),
+    ] = None
+    preset: Annotated[
+        str | None,
+        _method(
+            "What auto may choose from: lossless, balanced (accuracy within 3 points of the target) or fast. "
+            "Default, without --method: balanced.",
             metavar="NAME",
         ),
     ] = None

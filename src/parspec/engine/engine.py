@@ -184,8 +184,9 @@ class Engine:
         while (entry := self.scheduler.next_admissible()) is not None:
             request_id, request, submitted_at = entry
             try:
-                pilot = self.pilot if request.method.method == "auto" else None
-                if pilot is not None:
+                left_open = request.method.method == "auto"
+                pilot = self.pilot if left_open and request.sampling.seed is None else None
+                if left_open:
                     request = self._settle(request)
                 group = Group(request, self.target, self.draft, self.vocab_size, submitted_at, pilot)
             except Exception as error:
@@ -197,7 +198,10 @@ class Engine:
     def _settle(self, request: Request) -> Request:
         """Choose the method of a request that left it open."""
         needs_smc = bool(request.sampling.needing_smc)
-        method = self.pilot.choose(request.method, len(self.scheduler.waiting) + 1, needs_smc=needs_smc)
+        if request.sampling.seed is None:
+            method = self.pilot.choose(request.method, len(self.scheduler.waiting) + 1, needs_smc=needs_smc)
+        else:
+            method = self.pilot.fixed(request.method, needs_smc=needs_smc)
         return request.with_method(method, self.target.model, None if self.draft is None else self.draft.model)
 
     def _measure_costs(self) -> CostModel:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from parspec.decoding.task import CycleReport
 from parspec.engine.cost import CostModel
-from parspec.sampling.params import MethodParams
+from parspec.sampling.params import SEEDED_DRAFT_TOKENS, MethodParams
 
 _PARTICLES = (4, 8, 16)
 """Sizes of populations considered; fewer are hardly one."""
@@ -81,7 +81,7 @@ class Pilot:
         return self._costs
 
     def choose(self, method: MethodParams, waiting: int, *, needs_smc: bool) -> MethodParams:
-        """Settle the method of a request that is about to run.
+        """Settle the method of a request that is about to run; its preset says what may be chosen.
 
         Args:
             method: Its parameters; ``num_particles`` and ``num_draft_tokens`` are upper limits.
@@ -89,7 +89,11 @@ class Pilot:
             needs_smc: Whether it asks for something only SMC can do.
         """
         if needs_smc:
-            return replace(method, method="smc", num_particles=method.rows)
+            return replace(method, method="smc", preset=None, num_particles=method.rows)
+        lossless_only = replace(method, method="speculative", preset=None, num_particles=1)
+        if method.preset in ("lossless", "balanced"):
+            # No setting of SMC has been measured to be both within 3 points of the target and faster than rejection.
+            return lossless_only
         costs, requests = self.costs, max(1, self._load() + waiting)
         lossless = max(
             costs.speculative(requests, k, self._seen.acceptance) for k in range(method.num_draft_tokens + 1)
@@ -99,8 +103,16 @@ class Pilot:
         best = max(rates.values(), default=0.0)
         if best > _CLEARLY_MORE * lossless:
             particles = max(n for n, rate in rates.items() if rate >= _NEARLY_FREE * best)
-            return replace(method, method="smc", num_particles=particles)
-        return replace(method, method="speculative", num_particles=1)
+            return replace(method, method="smc", preset=None, num_particles=particles)
+        return lossless_only
+
+    @staticmethod
+    def fixed(method: MethodParams, *, needs_smc: bool) -> MethodParams:
+        """The method of a request whose draws must not depend on load or measured times."""
+        if needs_smc:
+            return replace(method, method="smc", preset=None, num_particles=method.rows)
+        drafted = min(method.num_draft_tokens, SEEDED_DRAFT_TOKENS)
+        return replace(method, method="speculative", preset=None, num_particles=1, num_draft_tokens=drafted)
 
     def steer(self, method: MethodParams) -> tuple[Callable[[], int], Callable[[CycleReport], None]]:
         """The draft length of each cycle of a request, and what is to be told of each cycle's report."""

@@ -88,7 +88,9 @@ def make_request(
             f"prompt token id {outside} is outside the vocabulary: use ids 0 to {vocab_size - 1}", "prompt"
         )
     if method.method == "auto" and draft is None:
-        method = replace(defaults, method="autoregressive").override(replace(sampling, method=None))
+        method = replace(defaults, method="autoregressive", preset=None).override(
+            replace(sampling, method=None, preset=None)
+        )
     needs_draft = method.method != "autoregressive"
     if needs_draft and draft is None:
         raise InvalidRequestError(

@@ -14,6 +14,10 @@ from parspec.sampling.potentials import Potential
 from parspec.smc.resampling import SCHEMES
 
 METHOD_NAMES = ("autoregressive", "speculative", "smc", "auto")
+PRESETS = ("lossless", "balanced", "fast")
+"""What method "auto" may choose from, by what may be lost for speed; docs/quality.md has the measurements behind it."""
+OF_SMC = ("num_particles", "cut_threshold", "resample_threshold", "resampling", "commit_lag", "select")
+"""Parameters that mean SMC where no method is named: under a preset they would have no effect."""
 SELECTIONS = ("sample", "best", "vote")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 MOST_TOP = 100
@@ -21,6 +25,8 @@ MOST_TOP = 100
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 """Parameters that say what an answer's text must look like; a request has one of them at most."""
 CONSTRAINT_MODES = ("local", "global")
+SEEDED_DRAFT_TOKENS = 5
+"""K of a request with a seed under method "auto": near the best lossless one for most pairs, whatever the load."""
 _LONGEST_SHOWN = 80
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
@@ -186,6 +192,7 @@ def _commit_lag(name: str, value: Any) -> float | int:
 
 _METHOD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "method": _one_of(*METHOD_NAMES),
+    "preset": _one_of(*PRESETS),
     "num_particles": _whole(1, 1024),
     "num_draft_tokens": _whole(0, 256),
     "cut_threshold": _real(0, 1),
@@ -294,6 +301,7 @@ class SamplingParams:
         vote: What ``select="vote"`` counts: a regular expression, whose last match in a text counts (its first
             group, where it has one), or a function from the text to a hashable result, None for no vote.
         method: These and the following, where given, replace the engine's `MethodParams` for this request.
+        preset: See `MethodParams`; it chooses the method, so that none may be given beside it.
         num_particles: See `MethodParams`.
         num_draft_tokens: See `MethodParams`.
         cut_threshold: See `MethodParams`.
@@ -338,6 +346,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     vote: Extractor | None = None
     method: str | None = None
+    preset: str | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
     cut_threshold: float | None = None
@@ -349,6 +358,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_fields(self, _SAMPLING_CHECKS)
         _check_fields(self, _METHOD_CHECKS)
+        _check_preset(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, but max_tokens only {self.max_tokens}: lower min_tokens",
@@ -388,13 +398,24 @@ class SamplingParams:
         return any(getattr(self, name) is not None for name in CONSTRAINTS)
 
 
+def _check_preset(params: "SamplingParams | MethodParams") -> None:
+    if params.preset is not None and params.method not in (None, "auto"):
+        raise InvalidRequestError(
+            f'preset "{params.preset}" chooses the method itself: leave out method "{params.method}"', "preset"
+        )
+
+
 @dataclass(frozen=True)
 class MethodParams:
     """How answers are made.
 
     Attributes:
         method: "autoregressive", "speculative", "smc", or "auto": the fastest of them at the present load, lossless
-            unless SMC is clearly faster.
+            unless SMC is clearly faster. A request with a seed must not depend on the load: under "auto" it is decoded
+            speculatively with `SEEDED_DRAFT_TOKENS`, or by SMC where only that will do.
+        preset: What "auto" may choose from. "lossless": methods whose answers follow the target exactly. "balanced":
+            besides, SMC settings whose accuracy was measured to be within 3 points of the target's, and SMC for what
+            only SMC can do. "fast": all of them. None is the same as "fast".
         num_particles: Particles of SMC, or draft chains of speculative decoding. None: 8 particles, 1 chain. Under
             "auto" the most particles it may take.
         num_draft_tokens: Tokens drafted a cycle, K; under "auto" the most.
@@ -411,6 +432,7 @@ class MethodParams:
     """
 
     method: str = "smc"
+    preset: str | None = None
     num_particles: int | None = None
     num_draft_tokens: int = 8
     cut_threshold: float = 0.0
@@ -422,8 +444,9 @@ class MethodParams:
     def __post_init__(self) -> None:
         _check_fields(self, _METHOD_CHECKS)
         for name in _METHOD_CHECKS:
-            if getattr(self, name) is None and name != "num_particles":
+            if getattr(self, name) is None and name not in ("preset", "num_particles"):
                 raise InvalidRequestError(f"{name} is None: leave it out to use the default")
+        _check_preset(self)
 
     @property
     def rows(self) -> int:
@@ -440,13 +463,23 @@ class MethodParams:
         return None if self.commit_lag == math.inf else int(self.commit_lag)
 
     def override(self, sampling: SamplingParams) -> "MethodParams":
-        """These parameters with those a request sets for itself.
+        """These parameters with those a request sets for itself; one of `OF_SMC` under a preset asks for SMC.
 
         Raises:
             InvalidRequestError: The request asks for something only SMC can do, of another method.
         """
         asked = {name: getattr(sampling, name) for name in _METHOD_CHECKS}
-        merged = replace(self, **{name: value for name, value in asked.items() if value is not None})
+        changes = {name: value for name, value in asked.items() if value is not None}
+        if "preset" in changes:
+            changes["method"] = "auto"
+        elif "method" in changes:
+            changes["preset"] = None
+        elif self.preset is not None and changes.keys() & set(OF_SMC):
+            changes |= {"method": "smc", "preset": None}
+        merged = replace(self, **changes)
+        if merged.preset == "lossless":
+            for name in sampling.needing_smc:
+                raise InvalidRequestError(f'{name} needs method "smc", which preset "lossless" excludes', name)
         if merged.method not in ("smc", "auto"):
             for name in sampling.needing_smc:
                 raise InvalidRequestError(f'{name} needs method "smc", not "{merged.method}"', name)

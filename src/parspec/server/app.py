@@ -110,6 +110,7 @@ def _openai_routes(service: Service) -> APIRouter:
             "max_model_len": service.context,
             "draft": None if engine.draft is None else engine.draft.name,
             "method": engine.defaults.method,
+            "preset": engine.defaults.preset,
             "num_particles": engine.defaults.rows,
             "num_draft_tokens": engine.defaults.num_draft_tokens,
         }

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parspec.sampling.params import CONSTRAINT_MODES, LOGPROBS_MODES, METHOD_NAMES, SELECTIONS, SamplingParams
+from parspec.sampling.params import (
+    CONSTRAINT_MODES,
+    LOGPROBS_MODES,
+    METHOD_NAMES,
+    PRESETS,
+    SELECTIONS,
+    SamplingParams,
+)
 from parspec.server.errors import APIError
 from parspec.server.tools import ToolUse
 from parspec.smc.resampling import SCHEMES
@@ -41,6 +48,7 @@ _SAMPLING_FIELDS = (
     "power",
     "vote",
     "method",
+    "preset",
     "num_particles",
     "num_draft_tokens",
     "cut_threshold",
@@ -146,6 +154,7 @@ class GenerationBody(Body):
     power: float | None = None
     vote: str | None = None
     method: Annotated[str, Field(json_schema_extra={"enum": list(METHOD_NAMES)})] | None = None
+    preset: Annotated[str, Field(json_schema_extra={"enum": list(PRESETS)})] | None = None
     num_particles: int | None = None
     num_draft_tokens: int | None = None
     cut_threshold: float | None = None
