@@ -265,6 +265,7 @@ def local_task(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
 
 def test_lm_eval_generates_with_parspec(endless_pair: tuple[Path, Path], local_task: dict[str, Any]) -> None:
     assert get_model("parspec") is ParspecLM
+    assert get_model("local-completions") is not None
     generation = {"until": ["\n\n"], "max_gen_toks": 9}
     metrics = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
     results = lm_eval.simple_evaluate(

@@ -92,7 +92,7 @@ class Engine:
         """Check a text that is to be scored; see `check`."""
         if len(token_ids) < 2:
             raise InvalidRequestError("the text has fewer than two tokens: only tokens after the first are scored")
-        plain = replace(self.defaults, method="autoregressive")
+        plain = replace(self.defaults, method="autoregressive", preset=None)
         request = make_request(
             token_ids,
             SamplingParams(max_tokens=1, prompt_logprobs=num_top),

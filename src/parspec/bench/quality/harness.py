@@ -6,6 +6,7 @@ Importing this module registers it. ``python -m parspec.bench.quality.harness`` 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import lm_eval.models  # noqa: F401 - registers lm-eval's own, which it leaves out once there is another
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
