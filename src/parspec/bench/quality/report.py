@@ -1,5 +1,6 @@
 """Answers for people: tables, and a report in Markdown."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def tables(found: Sequence[Summary], about: str) -> list[TableData]:
 def markdown(found: Sequence[Summary], about: str, images: Sequence[Path], folder: Path) -> str:
     """All tables and plots, the images by their paths from a folder."""
     parts = [as_markdown_table(table) for table in tables(found, about)]
-    parts += [f"![{image.stem.replace('-', ' ')}]({image.relative_to(folder).as_posix()})" for image in images]
+    parts += [
+        f"![{image.stem.replace('-', ' ')}]({Path(os.path.relpath(image, folder)).as_posix()})" for image in images
+    ]
     return "\n\n".join(parts)
 
 
